@@ -7,12 +7,13 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from cachetools import LRUCache
-from fastapi import Depends, FastAPI, Response
+from fastapi import Depends, FastAPI
 from fastapi.exception_handlers import http_exception_handler
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.middleware.gzip import GZipMiddleware
@@ -30,7 +31,7 @@ from service.database.comparing import Comparisons
 from service.dependencies import AppState, conditional, dated
 from service.examples import load_examples
 from service.http.access import AccessPolicy, KeyFile
-from service.http.caching import SHEET, KnownAnswer, NotModified, edition_of
+from service.http.caching import SHEET, NotModified, edition_of
 from service.http.counts import RequestCounter
 from service.http.downloads import Exports
 from service.http.errors import ProblemOut, declared, install_error_handlers
@@ -114,7 +115,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.edition = edition_of((HERE, HERE.parent / "stages"), settings.model_dump_json(include=SHOWN))
     install_error_handlers(app)
     app.add_exception_handler(NotModified, http_exception_handler)  # type: ignore[arg-type]
-    app.add_exception_handler(KnownAnswer, lambda _request, _error: Response())
     _add_middleware(app, parts)
     app.include_router(inference.router)  # first: routes are matched in order, and most requests are predictions
     app.include_router(pages.for_browsers, dependencies=[Depends(conditional), Depends(dated)])
@@ -238,7 +238,9 @@ def _add_middleware(app: FastAPI, parts: AppState) -> None:
     app.add_middleware(ProblemDetailsMiddleware)  # inside compression and CORS, which thus apply to errors
     compressed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
     app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=GZIP_LEVEL, exclude_content_types=compressed)
-    app.add_middleware(AnswerCache)
+    app.add_middleware(
+        AnswerCache, edition=app.state.edition, read_content=partial(parts.asking.ask, queries.content_digest)
+    )
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

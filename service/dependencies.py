@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from fastapi.templating import Jinja2Templates
 from sqlalchemy.orm import Session
 
@@ -56,6 +56,11 @@ def app_state_of(request: Request) -> AppState:
     return parts
 
 
+def render_page(request: Request, template: str, /, **context: Any) -> Response:
+    """Answer with the page that this template makes of `context`."""
+    return app_state_of(request).templates.TemplateResponse(request, template, context)
+
+
 def site_of(request: Request) -> str:
     """The permanent address of this service, else the one that answered."""
     return (app_state_of(request).settings.address or str(request.base_url)).rstrip("/")
@@ -85,9 +90,10 @@ def conditional(request: Request, session: ResultsSession) -> None:
     """Tag the answer of this route, which depends only on the database, the address and Accept.
 
     Raises:
-        NotModified, KnownAnswer: as `tag_answer`.
+        NotModified: as `tag_answer`.
     """
-    tag_answer(request, queries.content_digest(session))
+    request.scope["state"]["content"] = content = queries.content_digest(session)
+    tag_answer(request, content)
 
 
 def dated(request: Request, session: ResultsSession) -> None:

@@ -1,7 +1,7 @@
 """`python -m stages.record`: build `data/results.db` from result lines, evidence, claims and params.
 
-It also builds the database that CLAIMCHECK_DATABASE names, a file or a URL: DVC tracks the file, the service may read
-another one.
+It also builds the database that CLAIMCHECK_DATABASE names, a file or a URL.  DVC tracks `data/results.db`; the service
+may read another one.
 """
 
 from __future__ import annotations

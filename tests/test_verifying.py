@@ -15,8 +15,12 @@ import numpy as np
 import pytest
 import yaml
 
+from stages.claims import read_claims, read_history
+from stages.claims.history import PATH as HISTORY
+from stages.claims.history import append, pending
 from stages.cli import main
 from stages.datasets.packed import ImageSet, TokenSet, digest_tokens, write_packed
+from stages.params.experiment import load_params
 from stages.recording import record
 from stages.recording.append_only import read_versions, retract
 from stages.results import UnknownCheckpoint, open_results
@@ -46,13 +50,19 @@ EVIDENCE = "data/evidence/ninformer-mnist.jsonl"
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone with full history if available, reduced to one experiment's evidence, which is recorded faster."""
+    """A clone with full history if available, reduced to one experiment's evidence and claims, recorded faster."""
     root = tmp_path_factory.mktemp("verify") / "clone"
     subprocess.run(["git", "clone", "--quiet", "--no-checkout", str(REPOSITORY), str(root)], check=True)
     subprocess.run(["git", "checkout", "--quiet", "HEAD"], cwd=root, check=True)
     for path in (root / EVIDENCE).parent.glob("*.jsonl"):
         if path != root / EVIDENCE:
             path.unlink()
+    claims = (root / "data" / "claims.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = "".join(line for line in claims if line.startswith("id,") or ",ninformer-mnist," in line)
+    (root / "data" / "claims.csv").write_text(kept, encoding="utf-8")
+    rows, rules, history = read_claims(root / "data" / "claims.csv"), load_params(root).verdicts, root / HISTORY
+    removed = pending(rows, rules, read_history(history), known={}, published=())
+    append(history, [change for change in removed if change.subject == "claim"], date="2026-01-01", why="Smaller")
     retract(root, read_versions(root), date="2026-01-01", why="A small record is faster")
     record(root, "data/results.db", evidence_only=True)
     return root

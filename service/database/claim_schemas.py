@@ -1,4 +1,4 @@
-"""Types of answers about claims: verdicts, the runs behind them, deviations, counts; does one model beat another?"""
+"""Response types for claims: verdicts, their runs, deviations, counts, and comparisons of two models."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ from stages.results import WORD_OF, ClaimRecord, Family, JudgedClaim, PairGain, 
 
 
 class MeasuredOut(Out):
-    """A number of ours, as in `/compare`."""
+    """A number of ours with its interval."""
 
     value: float
-    low: float | None = Field(
-        description="95 % interval over replicates in `/compare`, the verdict's interval in claims"
-    )
+    low: float | None = Field(description="the verdict's interval in claims, elsewhere the 95 % interval")
     high: float | None
     n: int | None = Field(description="replicates; null without training")
 
     @model_validator(mode="before")
     @classmethod
     def _without_interval(cls, value: Any) -> Any:
-        """Read a number alone, as a finding or a reading has it."""
+        """Accept a bare number, as findings and readings have it."""
         return {"value": value, "low": None, "high": None, "n": None} if isinstance(value, float | int) else value
 
 
 class GainOut(Out):
-    """Answer that returns the gain of a row, with its interval, as `ours`."""
+    """Answer with `ours`: the gain of a row and its interval."""
 
     @model_validator(mode="before")
     @classmethod
@@ -42,13 +40,13 @@ class GainOut(Out):
 
 
 class ReadingOut(Out):
-    """One reading of the claim, and whether it holds."""
+    """One reading of the claim, and if it holds."""
 
     name: str
     text: str = Field(description="assumed meaning, and why the words allow it")
     holds: bool
     ours: MeasuredOut | None = Field(description="our number under this reading, in the claim's unit")
-    brief: str | None = Field(description="result under this reading in a few words, if it is not the claim's number")
+    brief: str | None = Field(description="result in a few words, if it is another number than the claim's")
 
 
 class FindingOut(Out):
@@ -57,9 +55,7 @@ class FindingOut(Out):
     status: str = Field(examples=["contradicted"], description="holds, holds under a reading, fails or contradicted")
     computed: dict[str, float] = Field(examples=[{"relative_gain_percent": 4.992922}])
     explanation: str
-    readings: list[ReadingOut] = Field(
-        description="readings of the claim; fails and contradicted mean false under all of them"
-    )
+    readings: list[ReadingOut] = Field(description="fails and contradicted mean false under all of them")
     error: str | None = Field(description="one mistake that several findings share, counted once")
 
 
@@ -83,9 +79,7 @@ class SizeOut(Out):
     n: int
     replicates_expected: int | None
     by_margin: list[StretchOut] = Field(description="verdict under other margins; empty if always the same")
-    posterior: float | None = Field(
-        description="chance, with a flat prior, that the true difference is within the margin"
-    )
+    posterior: float | None = Field(description="chance that the true difference is within the margin (flat prior)")
 
 
 class PowerOut(Out):
@@ -93,29 +87,27 @@ class PowerOut(Out):
 
     planned: int = Field(description="replicates")
     spread: float | None = Field(
-        description="standard deviation of one replicate, or of one difference for a gain; null if unknown"
+        description="standard deviation of one replicate or, for a gain, one difference; null if unknown"
     )
     spread_source: str | None = Field(
         examples=["printed"], description="measured, printed or assumed", validation_alias="source"
     )
     reproduced: float | None = Field(description="chance if the paper is right; for a gain, of its size")
     not_reproduced: float | None = Field(
-        description="chance if the truth is two margins from the paper's number; for comparable arms, chance of "
-        "reversed if one is worse by twice what the paper calls comparable"
+        description="chance if the truth is two margins away; for comparable arms, chance of reversed if one is worse "
+        "by twice what the paper calls comparable"
     )
     supported: float | None = Field(description="chance if the gain is as printed, or comparable arms are equal")
     supported_at_half: float | None = Field(description="chance if the gain is half the printed one")
     needed: int | None = Field(
-        description="replicates (at least those planned) for an 80 % chance of supported for a gain, else of reproduced"
+        description="replicates for an 80 % chance of supported (gains) or reproduced; never fewer than planned"
     )
     needed_for_size: int | None = Field(
-        description="replicates for an 80 % chance of reproducing a gain's size; null if none do"
+        description="replicates for an 80 % chance of reproducing the size; null if none"
     )
     can_reproduce: bool = Field(description="false if no number of replicates can reproduce it")
     margin: float | None = Field(description="margin of the printed number, or of a gain's size")
-    paper_error: float | None = Field(
-        description="standard error of the paper's number, printed or computed from its runs"
-    )
+    paper_error: float | None = Field(description="standard error of the paper's number, printed or computed")
     most: float | None = Field(description="highest chance of reproduced with any number of replicates")
     explanation: str
 
@@ -129,8 +121,7 @@ class ScopeOut(Out):
     ran: list[Any] = Field(examples=[[5, 8]], description="levels that ran")
     missing: list[Any] = Field(examples=[[6, 11, 16]], description="levels that didn't run")
     whole_low: float | None = Field(
-        description="interval of the whole grid's gain at `whole_confidence`, as if the levels that ran were drawn "
-        "from it"
+        description="interval of the whole grid's gain, as if the levels that ran were drawn from it"
     )
     whole_high: float | None
     whole_confidence: float | None
@@ -169,13 +160,8 @@ class ChangeOut(Out):
     """A change to a claim's row, or to the rules or code that judge it."""
 
     date: str = Field(examples=["2026-11-22"])
-    part: str = Field(
-        description="claim (its row), rules (their numbers), rule (how it is judged) or code",
-        validation_alias="subject",
-    )
-    changed: dict[str, tuple[str | float | None, str | float | None]] = Field(
-        description="old and new values, by column"
-    )
+    part: str = Field(description="claim (its row), rules (their numbers), rule or code", validation_alias="subject")
+    changed: dict[str, tuple[str | float | None, str | float | None]] = Field(description="old and new value by column")
     after_evidence: bool = Field(description="true if results of its experiments had been published")
     alters: bool = Field(description="true if it changed a rule, a metric, a statement or a verdict")
     seen: int | None = Field(description="for a rule: number of the claim's results (or pairs) seen before it")
@@ -183,18 +169,14 @@ class ChangeOut(Out):
 
 
 class VerdictOut(Out):
-    """The judgement of a claim by its evidence."""
+    """The verdict on a claim."""
 
     status: Status = Field(examples=["reproduced"])
     word: Word = Field(description="the status in one of four words, as on the pages: holds, fails, open, not tested")
     explanation: str = Field(description="the verdict in words, with its numbers, or why there is none")
     basis: str = Field(examples=["results"], description="results, finding, params or none")
-    standing: Standing = Field(
-        description="decided, open (evidence without a decision), waiting, untestable, or setting"
-    )
-    unit: str | None = Field(
-        description="unit of `estimate`, its interval, `margin` and `by_margin`; null if it has none"
-    )
+    standing: Standing = Field(description="decided, open (judged without a decision), waiting, untestable or setting")
+    unit: str | None = Field(description="unit of `estimate`, its interval, `margin` and `by_margin`; null if none")
     is_decidable: bool = Field(description="true if the claim can be decided here, now or later; badges count these")
     ours: MeasuredOut | None = Field(description="our number, in the claim's unit")
     estimate: float | None = Field(description="ours − paper, or proposed − baseline (positive is better)")
@@ -218,13 +200,13 @@ class VerdictOut(Out):
     )
     registration: RegistrationOut | None = Field(description="null if no trained model was judged")
     false_discovery_rate: float | None = Field(
-        description="q-value: of the paper's claims that training judged on a sign with a p-value no larger, the "
-        "share that is expected to be wrong (Benjamini, Hochberg 1995); null without a p-value on a sign"
+        description="q-value (Benjamini, Hochberg 1995): expected share of wrong decisions among the paper's claims on "
+        "a sign with at most this p-value; null without a p-value"
     )
     by_margin: list[StretchOut] = Field(description="verdict under other margins; empty if always the same")
     posterior: float | None = Field(
-        description="chance, with a flat prior, that the truth is in the margin or, of an order, that the gain has the "
-        "claimed sign; it decides nothing"
+        description="chance (flat prior) that the truth is within the margin or, for an order, that the gain has the "
+        "claimed sign; decides nothing"
     )
     rules: str = Field(description="sha256 of the numbers of the rules in params.yaml")
     digest: str = Field(description="sha256 of rules, the claim's row with its metric, judging code, and finding")
@@ -259,9 +241,7 @@ class ClaimOut(Out):
     family: str | None = Field(description="family of claims judged together")
     statement: str | None = Field(description="the claim's words, if it has no number")
     reason: str | None = Field(description="why it can't be tested here")
-    reading: str | None = Field(
-        description="our reading of an experiment that the text leaves open; a result can't refute the claim"
-    )
+    reading: str | None = Field(description="our reading of an unclear text; a result can't refute the claim")
     finding: FindingOut | None
     verdict: VerdictOut
 
@@ -327,9 +307,7 @@ class FamilyOut(GainOut):
     paper: str
     text: str
     status: str = Field(description="supported: the interval of the gain is on the printed side of 0")
-    ours: MeasuredOut | None = Field(
-        description="mean gain of these orders (positive is better), with its interval over replicates at `confidence`"
-    )
+    ours: MeasuredOut | None = Field(description="mean gain (positive is better), with its interval at `confidence`")
     confidence: float | None
     tau: float | None = Field(description="standard deviation between orders beyond chance")
     p_heterogeneity: float | None = Field(description="p-value for orders that don't differ")
@@ -369,7 +347,7 @@ class ClaimDetailOut(ClaimOut):
 
 
 def describe_claim(judged: JudgedClaim, title: str, unit: str) -> ClaimOut:
-    """`title` and `unit` are those of the pages."""
+    """Describe a claim with the title and unit that its page shows."""
     return ClaimOut.model_validate(_claim(judged, title, unit))
 
 
@@ -399,7 +377,7 @@ def _claim(judged: JudgedClaim, title: str, unit: str) -> dict[str, object]:
 
 
 def _ours(judged: JudgedClaim) -> MeasuredOut | None:
-    """Our number, with the verdict's interval if that is of this number or of its difference from the printed one."""
+    """Return our number, with the verdict's interval if that describes this number or its distance from the paper's."""
     verdict = judged.verdict
     if verdict.ours is None:
         return None
@@ -468,47 +446,47 @@ class VerdictsOut(Out):
 
 
 class VersusSideOut(Out):
-    """One of the two models; `ours` may be of shortened runs."""
+    """One of the two models; `ours` may come from shortened runs."""
 
     experiment: str = Field(validation_alias=AliasPath("experiment", "name"))
     arm: str = Field(validation_alias=AliasPath("arm", "name"))
     title: str = Field(validation_alias=AliasPath("arm", "title"))
     ours: MeasuredOut | None = Field(description="mean in the metric; null without a result on real data")
-    trained: int = Field(description="replicates trained as printed on all official data")
+    trained: int = Field(description="replicates trained as printed, on all official data")
     planned: int
 
 
 class ImagePairOut(Out):
-    """Two networks of one replicate on the same test images, by McNemar's exact test of their right answers."""
+    """McNemar's exact test of two networks of one replicate on the same test images."""
 
     replicate: int
     images: int
     a_alone: int = Field(description="images that only a's network gets right")
     b_alone: int
-    p_value: float = Field(description="two-sided; about these two networks, not about their kinds")
+    p_value: float = Field(description="two-sided; compares these two networks, not the two models")
 
 
 class VersusOut(Out):
-    """The answer to "does a beat b?"."""
+    """Answer to the question if one model beats another."""
 
     dataset: str
     metric: str
     sentence: str = Field(description="the answer, with interval, power and cost")
     word: Word = Field(description="holds: a beats b; fails: b beats a; open; not tested")
-    status: Status = Field(description="of an order that a beats b, as for claims")
+    status: Status = Field(description='status of the order "a beats b", as for claims')
     explanation: str
     a: VersusSideOut
     b: VersusSideOut
-    gain: MeasuredOut | None = Field(description="of a over b, better positive, with the verdict's own interval")
+    gain: MeasuredOut | None = Field(description="gain of a over b (positive is better), with the verdict's interval")
     confidence: float | None
-    p_value: float | None = Field(description="two-sided, of Welch's or the paired t test")
-    cut: str = Field(description="how the runs were shortened; empty of full-length ones and of none")
+    p_value: float | None = Field(description="two-sided, from Welch's or the paired t test")
+    cut: str = Field(description="how the runs were shortened; empty for full-length runs")
     detectable: float | None = Field(description="difference that the plan detects with a chance of 80 %")
-    spread_source: str | None = Field(description="of the spread behind it: measured, printed or assumed")
-    missing: int = Field(description="trainings to go")
-    hours: dict[str, float] | None = Field(description="that they take, by device; null: not computed here")
+    spread_source: str | None = Field(description="source of the spread: measured, printed or assumed")
+    missing: int = Field(description="number of missing trainings")
+    hours: dict[str, float] | None = Field(description="their duration by device; null if unknown")
     images: list[ImagePairOut]
-    claims: list[str] = Field(description="the paper's own on this pair")
+    claims: list[str] = Field(description="ids of the paper's claims about this pair")
 
 
 def describe_versus(found: Versus, sentence: str) -> VersusOut:

@@ -91,7 +91,7 @@ def metrics_of(comparison: ExperimentComparison, kind: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SpecRow:
-    """A leaf with its dotted name; None on a side that lacks it."""
+    """A setting with its dotted name; None for a model that lacks it."""
 
     name: str
     left: object
@@ -115,15 +115,13 @@ def spec_of(experiment: ExperimentRow, arm: ArmRow) -> dict[str, object]:
 
 
 def lay_side_by_side(experiment: ExperimentRow, left: ArmRow, right: ArmRow) -> list[SpecRow]:
-    """Return every leaf of either side, in the left side's order first."""
+    """Return every setting of either model, in the left model's order first."""
     one, other = spec_of(experiment, left), spec_of(experiment, right)
     return [SpecRow(name=name, left=one.get(name), right=other.get(name)) for name in {**one, **other}]
 
 
 Cost = Literal["parameters", "flops_per_image", "train_seconds", "peak_memory_bytes", "latency_seconds_per_sample"]
-Column = Literal[
-    "result", "parameters", "flops_per_image", "train_seconds", "peak_memory_bytes", "latency_seconds_per_sample"
-]
+Column = Literal["result", Cost]
 """Sort key: the result or a `Cost`.  One list, so that an error message names all choices."""
 
 COSTS: dict[Cost, str] = {
@@ -151,20 +149,15 @@ class ComparedModel:
     def value(self, column: Column) -> float | None:
         if column == "latency_seconds_per_sample" and not self.is_timed:
             return None
-        if column != "result":
-            found: float | None = getattr(self.arm.cost, column)
-            return found
-        return self.arm.ours.value if self.arm.ours else None
+        if column == "result":
+            return self.arm.ours.value if self.arm.ours else None
+        cost: float | None = getattr(self.arm.cost, column)
+        return cost
 
 
 def list_entries(comparisons: Sequence[ExperimentComparison]) -> list[ComparedModel]:
     """Return the models with a result."""
-    return [
-        ComparedModel(comparison=comparison, arm=arm)
-        for comparison in comparisons
-        for arm in comparison.arms
-        if arm.ours
-    ]
+    return [ComparedModel(comparison=item, arm=arm) for item in comparisons for arm in item.arms if arm.ours]
 
 
 def sizes(entries: Sequence[ComparedModel]) -> list[int]:

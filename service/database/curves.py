@@ -1,4 +1,4 @@
-"""Learning curves of an experiment's arms, and numbers from inside their networks, over its comparison's replicates."""
+"""Learning curves of arms and measurements inside their networks, over the compared replicates."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from stages.results import (
 Curve = Literal["test_accuracy", "test_loss", "val_accuracy", "val_loss", "train_accuracy", "train_loss"]
 CURVES: tuple[Curve, ...] = get_args(Curve)
 SIDES = {"train": "training", "val": "validation", "test": "test"}
-"""The part of the data that a curve is measured on, by the first word of the curve's name."""
+"""Part of the data that a curve is measured on, by the first word of its name."""
 
 _LOSSES = {"images": ("loss", "nats"), "table": ("mean squared error", ""), "text": ("loss", "nats per token")}
 
 
 def name_curve(curve: str, kind: str) -> str:
-    """`val_loss` of a table: "Validation mean squared error"; `kind` is the data set's."""
+    """Name a curve, as "Validation mean squared error" for `val_loss`; `kind` is that of the data set."""
     side, _, what = curve.partition("_")
     return f"{SIDES[side].capitalize()} {_LOSSES[kind][0] if what == 'loss' else what}"
 
@@ -45,7 +45,7 @@ def unit_of_curve(curve: str, kind: str) -> str:
 
 
 def known_curves(session: Session, comparison: ExperimentComparison, *, arm: str | None = None) -> list[Curve]:
-    """The curves that were measured, of all arms or of one, in the order of `CURVES`."""
+    """Return the measured curves of all arms or of one, in the order of `CURVES`."""
     query = _shown(select(*(func.count(getattr(Epoch, name)) for name in CURVES)), comparison, Epoch)
     row = session.execute(query if arm is None else query.where(Result.arm == arm)).one()
     return [name for name, count in zip(CURVES, row, strict=True) if count]
@@ -54,7 +54,7 @@ def known_curves(session: Session, comparison: ExperimentComparison, *, arm: str
 def list_curves(
     session: Session, comparison: ExperimentComparison, curve: Curve, arms: Sequence[str]
 ) -> list[CurvePointOut]:
-    """Points of these arms, in the order of arms and epochs."""
+    """Return the points of these arms, ordered by arm and epoch."""
     value = getattr(Epoch, curve)
     query = select(Result.arm, Epoch.epoch, func.count(value).label("replicates"), *_summary_of(value))
     wanted = query.where(Result.arm.in_(arms), value.is_not(None)).group_by(Result.arm, Epoch.epoch)
@@ -75,7 +75,7 @@ def _shown(
 
 
 def are_of(comparison: ExperimentComparison) -> tuple[ColumnExpressionArgument[bool], ...]:
-    """The conditions of the results that make up the comparison."""
+    """Return the conditions that select the comparison's results."""
     return (
         Result.experiment == comparison.experiment,
         Result.is_selected,
@@ -86,9 +86,9 @@ def are_of(comparison: ExperimentComparison) -> tuple[ColumnExpressionArgument[b
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedLine:
-    """A model, by `<experiment>.<arm>`, or a run, by the beginning of its key; `name` is that.
+    """A model or a run; `name` is `<experiment>.<arm>` or the beginning of a run key.
 
-    `curves` were measured; placeholders have none here.
+    `curves` are those measured on real data.
     """
 
     name: str
@@ -104,11 +104,11 @@ class ComparedLine:
 
 
 def find_line(session: Session, name: str, compare: Answer) -> ComparedLine:
-    """The line of this name.
+    """Find the line of this name.
 
     Raises:
         UnknownExperiment, UnknownArm: there is no such model.
-        UnknownRun: no run's key begins so, or several do.
+        UnknownRun: no run key begins like that, or several do.
     """
     if "." not in name:
         run = queries.find_run(session, name)[0]
@@ -146,7 +146,7 @@ def find_line(session: Session, name: str, compare: Answer) -> ComparedLine:
 
 
 def curves_of_run(run: Result) -> dict[Curve, list[CurvePointOut]]:
-    """The measured curves of one run, in the order of `CURVES`."""
+    """Return the measured curves of one run, in the order of `CURVES`."""
     found: dict[Curve, list[CurvePointOut]] = {}
     for epoch in run.epochs:
         for curve in CURVES:
@@ -159,13 +159,13 @@ def curves_of_run(run: Result) -> dict[Curve, list[CurvePointOut]]:
 
 
 def curves_of(lines: Sequence[ComparedLine]) -> list[Curve]:
-    """The curves that any of the lines has: those of the most lines first, else in the order of `CURVES`."""
+    """Return the curves that any line has: those of most lines first, else in the order of `CURVES`."""
     counts = Counter(curve for line in lines for curve in line.curves)
     return sorted(counts, key=lambda curve: (-counts[curve], CURVES.index(curve)))
 
 
 def drawn_together(lines: Sequence[ComparedLine], curve: Curve) -> list[ComparedLine]:
-    """The lines that have this curve, in the first one's quantity: nats share no axis with a squared error."""
+    """Return the lines that have this curve in the same quantity, because nats and squared errors share no axis."""
     have = [line for line in lines if curve in line.curves]
     return [line for line in have if name_curve(curve, line.kind) == name_curve(curve, have[0].kind)]
 
@@ -183,13 +183,13 @@ TITLES: Mapping[str, str] = {
     "self_probability": "probability of staying",
     "share_of_sphere": "spread of tokens, 1 for independent ones",
 }
-"""Quantities that have a better name than their own."""
+"""Titles of quantities whose own names say too little."""
 
 BEHIND: Mapping[str, tuple[str, ...]] = {
     "kernel_width_gap": ("attention_sigma", "feedforward_sigma"),
     "metric_distance_from_identity": ("attention_metric_change", "feedforward_metric_change"),
 }
-"""Quantities behind a claim's metric; any other metric is the quantity of the same name."""
+"""Quantities behind a claim's metric; other metrics are quantities themselves."""
 
 
 class UnknownQuantity(UnknownName): ...
@@ -214,17 +214,14 @@ def name_quantity(quantity: str) -> str:
 
 
 def known_quantities(session: Session, comparison: ExperimentComparison) -> list[str]:
-    """The quantities that the compared results hold, by name."""
-    return sorted(
-        name
-        for (name,) in session.execute(_shown(select(ObservationRow.quantity).distinct(), comparison, ObservationRow))
-    )
+    """Return the quantities that were measured for this comparison, sorted by name."""
+    return sorted(session.scalars(_shown(select(ObservationRow.quantity).distinct(), comparison, ObservationRow)))
 
 
 def list_observed(
     session: Session, comparison: ExperimentComparison, *, quantities: Sequence[str], arms: Sequence[str]
 ) -> list[ObservedPointOut]:
-    """Points of these quantities and arms, in their order, initial before trained, block by block."""
+    """Return points of these quantities and arms, in this order; initial before trained, by block."""
     key = (Result.arm, ObservationRow.quantity, ObservationRow.moment, ObservationRow.block)
     value, many = ObservationRow.value, func.count(Result.id.distinct()).label("replicates")
     query: Select[*tuple[Any, ...]] = select(*key, many, *_summary_of(value)).group_by(*key)
@@ -240,7 +237,7 @@ def list_observed(
 
 
 def points_of(result: Result, quantity: str) -> list[ObservedPointOut]:
-    """One result's numbers for a quantity: over the heads of each block."""
+    """Summarise one result's numbers of a quantity over the heads of each block."""
     values: dict[tuple[str, int], list[float]] = {}
     for row in result.observations:
         if row.quantity == quantity and row.value is not None:
@@ -264,7 +261,7 @@ def points_of(result: Result, quantity: str) -> list[ObservedPointOut]:
 def list_behind(
     session: Session, record: JudgedClaim, arms: Iterable[ArmRow], compare: Answer
 ) -> list[ObservedPointOut]:
-    """Points behind a claim's metric, for those of `arms` that it is about, in its experiments on real data."""
+    """Return the points behind a claim's metric, for the `arms` that it concerns, on real data."""
     claim, own = record.claim, list(arms)
     quantities = BEHIND.get(claim.metric, (claim.metric,))
     is_there = select(ObservationRow.quantity).where(ObservationRow.quantity.in_(quantities)).limit(1)

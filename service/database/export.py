@@ -1,7 +1,7 @@
-"""The whole database as Parquet: one file per table, or all of them in a zip.
+"""Export of the whole database as Parquet: one file per table, or all of them in a zip.
 
-Columns bear the database's names and types; JSON columns are text.  Each file names the database's content in its
-metadata, so that one can tell whether files from two requests belong together.
+Columns have the database's names and types; JSON columns are text.  The metadata of each file names the database's
+content, so that users can see if files from two requests belong together.
 """
 
 from __future__ import annotations

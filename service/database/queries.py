@@ -227,10 +227,9 @@ def find_run(session: Session, start: str) -> Sequence[Result]:
 
 def checkpoint_ids(session: Session, results: Sequence[Result]) -> dict[int, str]:
     """Return the checkpoint ids by result id; results without weights are left out."""
-    query = select(Checkpoint.result_id, Checkpoint.id).where(
-        Checkpoint.result_id.in_([result.id for result in results])
-    )
-    return {row.result_id: row.id for row in session.execute(query)}
+    columns = select(Checkpoint.result_id, Checkpoint.id)
+    rows = session.execute(columns.where(Checkpoint.result_id.in_([result.id for result in results])))
+    return {row.result_id: row.id for row in rows}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,9 +430,8 @@ def tally_of(session: Session, paper: str) -> Tally | None:
 
 def list_deviations(session: Session, paper: str) -> Sequence[DeviationRow]:
     """Return the deviations from a paper, ordered by position."""
-    return session.scalars(
-        select(DeviationRow).where(DeviationRow.paper == paper).order_by(DeviationRow.position)
-    ).all()
+    query = select(DeviationRow).where(DeviationRow.paper == paper).order_by(DeviationRow.position)
+    return session.scalars(query).all()
 
 
 def list_mentioned(session: Session, claim: Claim) -> list[JudgedClaim]:
@@ -462,11 +460,8 @@ def check_filter(session: Session, wanted: ClaimFilter) -> None:
         find_dataset(session, wanted.dataset)
     if wanted.experiment is not None:
         require_experiment(session, wanted.experiment)
-    if wanted.kind is not None:
-        kinds = session.scalars(select(Claim.kind).distinct().order_by(Claim.kind)).all()
-        if wanted.kind not in kinds:
-            raise UnknownKind(wanted.kind[:80], kinds)
-    if wanted.family is not None:
-        families = [family.name for family in list_families(session)]
-        if wanted.family not in families:
-            raise UnknownFamily(wanted.family[:80], families)
+    kinds = select(Claim.kind).distinct().order_by(Claim.kind)
+    if wanted.kind is not None and wanted.kind not in (known := session.scalars(kinds).all()):
+        raise UnknownKind(wanted.kind[:80], known)
+    if wanted.family is not None and wanted.family not in (known := [row.name for row in list_families(session)]):
+        raise UnknownFamily(wanted.family[:80], known)

@@ -1,7 +1,4 @@
-"""Test images of a data set, for anyone who wants to try a model and has no image at hand, and the answers to them.
-
-The answers of a model's runs are those that were measured: none is computed here.
-"""
+"""Test images of a data set, for users without an image at hand, and the recorded answers of runs to them."""
 
 from __future__ import annotations
 
@@ -22,23 +19,22 @@ from service.database.schemas import SampleOut
 from stages.datasets.packed import PackedDataError, PackedInfo, read_info
 from stages.results import Array, ExperimentComparison, Result, unpack_confusion, unpack_correct
 
-MOST = 12  # a row of the page
+MOST = 12  # fit in a row of the page
 PNG: dict[int | str, dict[str, Any]] = {
     200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}},
 }
-"""The answer of one sample, for OpenAPI."""
+"""Response with one sample, for OpenAPI."""
 
 
 class NoSample(LookupError):
-    """There is no such image here; the message says what there is."""
+    """The image doesn't exist here; the message says what does."""
 
 
 class Samples:
-    """Test images of one data set below `root`: the packed ones or, where those are placeholders or missing, the few
-    that are in git.
+    """Test images of one data set below `root`: packed ones or, if those are missing or placeholders, a few from git.
 
     Raises:
-        NoSample: none are here, or the data set has none.
+        NoSample: none is here, or the data set has no images.
     """
 
     def __init__(self, root: Path, dataset: str, root_path: str = "") -> None:
@@ -57,13 +53,13 @@ class Samples:
         return position in self.positions
 
     def chosen(self) -> list[SampleOut]:
-        """The first image of each of as many classes as fit in a row, spread over all classes."""
+        """Return the first image of each of a row of classes, spread over all classes."""
         classes, first = np.unique(self._file.get_tensor("labels"), return_index=True)
         spread = np.linspace(0, len(classes) - 1, min(MOST, len(classes))).round().astype(int)
         return [self.describe(self.positions[int(first[label])]) for label in spread]
 
     def describe(self, position: int) -> SampleOut:
-        """Class and address of one image by its position in the packed set.
+        """Return class and address of one image by its position in the packed set.
 
         Raises:
             NoSample: it isn't here.
@@ -83,7 +79,7 @@ class Samples:
         return self.positions.index(position)
 
     def png(self, position: int) -> bytes:
-        """One image as PNG; raises as `describe`."""
+        """Return one image as PNG; raises as `describe` does."""
         row = self._row(position)
         pixels = self._file.get_slice("images")[row : row + 1][0]
         image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
@@ -93,7 +89,7 @@ class Samples:
 
 
 def _open(folder: Path) -> tuple[PackedInfo, Any] | None:
-    """The description of a packed set and its test images; None where they are not here."""
+    """Open a packed set: its description and test images; None if they are not here."""
     try:
         return read_info(folder), safe_open(folder / "test.safetensors", framework="numpy")
     except (PackedDataError, SafetensorError, OSError):
@@ -102,7 +98,7 @@ def _open(folder: Path) -> tuple[PackedInfo, Any] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """Answers of `runs` runs: `confusion` counts them by true and answered class, `right` the right runs by image."""
+    """Answers of `runs` runs: `confusion` counts true and predicted classes, `right` the right runs by image."""
 
     runs: int
     data_digest: str
@@ -110,7 +106,7 @@ class Answered:
     right: np.ndarray
 
     def mistakes(self, most: int) -> list[tuple[int, int, int]]:
-        """The most frequent wrong answers, as (true class, answered class, count)."""
+        """Return the most frequent wrong answers, as (true class, predicted class, count)."""
         wrong = self.confusion.copy()
         np.fill_diagonal(wrong, 0)
         order = np.argsort(-wrong, axis=None, kind="stable")[:most]
@@ -119,16 +115,15 @@ class Answered:
 
 
 def list_runs_of(session: Session, comparison: ExperimentComparison, arm: str) -> list[Result]:
-    """The results that this model enters the comparison with, by replicate."""
+    """Return this model's results in the comparison, by replicate."""
     query = select(Result).where(*are_of(comparison), Result.arm == arm).order_by(Result.replicate)
     return list(session.scalars(query))
 
 
 def answers_of(session: Session, results: list[Result], classes: int) -> Answered | None:
-    """The kept answers of these results, added up; None of real data's images alone."""
-    query = select(Array).where(
-        Array.result_id.in_([result.id for result in results if result.provenance != "embedded"])
-    )
+    """Add up the recorded answers of these results; None if no result on real data has any."""
+    real = [result.id for result in results if result.provenance != "embedded"]
+    query = select(Array).where(Array.result_id.in_(real))
     kept = {(row.result_id, row.kind): row.content for row in session.scalars(query)}
     whole = [one for one in results if {(one.id, "correct"), (one.id, "confusion")} <= kept.keys()]
     if not whole:

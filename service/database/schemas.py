@@ -1,4 +1,4 @@
-"""Types of answers.  Fractions in [0, 1], seconds, bytes; the unit is in the name or next to the number."""
+"""Response types.  Fractions are in [0, 1], times in seconds, memory in bytes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ class Out(BaseModel):
 
 
 class RegistrationOut(Out):
-    """Mark of a verdict by training: whether claim, rules and runs were registered before training."""
+    """States if claim, rules and runs were registered before training."""
 
-    mark: str = Field(
-        examples=["exploratory"],
-        description="confirmatory, exploratory, or unknown without git",
-    )
+    mark: str = Field(examples=["exploratory"], description="confirmatory, exploratory, or unknown without git")
     why: str
-    registrations: list[str] = Field(description="files in data/registrations that cover the claim in its current form")
+    registrations: list[str] = Field(description="files in data/registrations that cover the current claim")
     after: int = Field(description="runs behind the verdict that were trained after a registration was committed")
     runs: int = Field(description="all runs behind the verdict")
 
@@ -40,7 +37,7 @@ class DatasetOut(Out):
     title: str = Field(examples=["CIFAR-100"])
     kind: str = Field(description="images, table or text", examples=["images"])
     shape: list[int] = Field(
-        description="shape of a sample: channels, height, width; columns; or tokens", examples=[[3, 32, 32]]
+        description="of a sample: channels, height, width; columns; or tokens", examples=[[3, 32, 32]]
     )
     classes: int
     train_images: int
@@ -95,7 +92,7 @@ class RunOut(Out):
     provenance: str = Field(description="embedded (placeholder data), subset or full")
     cut: str
     status: str
-    label: str = Field(description="how far this result may be trusted")
+    label: str = Field(description="how far you can trust this result")
     changed_code: list[str] = Field(description="modules changed since it was measured")
     metrics: list[MetricOut]
 
@@ -152,7 +149,7 @@ class ArmResultOut(RunOut):
 
     curves: list[EpochOut]
     observations: list[ObservedNumberOut] = Field(
-        description="quantities measured inside the network, if the paper makes claims about them"
+        description="measured inside the network, if the paper makes claims about it"
     )
     cost: RunCostOut | None
     environment_digest: str
@@ -280,9 +277,7 @@ class TensorOut(Out):
     name: str = Field(examples=["classes"])
     datatype: str = Field(examples=["INT64"])
     shape: list[int] = Field(examples=[[1]])
-    data: list[float] | None = Field(
-        default=None, description="values in row-major order; absent if bytes follow the JSON"
-    )
+    data: list[float] | None = Field(default=None, description="row-major values; absent if bytes follow the JSON")
     parameters: dict[str, int] | None = None
 
 
@@ -307,7 +302,7 @@ class CodeLinkOut(Out):
     modules: dict[str, str] = Field(description="digest of the source of each module that the run executed")
     changed_code: list[str] = Field(description="modules that differ in the recorded tree")
     equivalences: list[int] = Field(
-        description="lines of data/evidence/equivalences.jsonl that show that its code and the tree's are equivalent"
+        description="lines of data/evidence/equivalences.jsonl that prove its code equivalent"
     )
 
 
@@ -345,7 +340,7 @@ class TrailsOut(Out):
 
 
 def describe_trails(results: Sequence[Result], session: Session) -> TrailsOut:
-    """The trail of each result of one run."""
+    """Return the trail of each result of one run."""
     ids = queries.checkpoint_ids(session, results)
     found = {served.id: served for served in queries.list_checkpoints(session, ids=list(ids.values()))}
     names = {result.experiment for result in results}

@@ -1,4 +1,4 @@
-"""Conditional requests: 304 if the client already has the answer, and answers cached for a minute (`AnswerCache`).
+"""Conditional requests: tags of answers, and 304 if the client already has the answer.
 
 The ETag depends on the database's content and on the files and settings that answers are made from. It is weak, because
 equal answers may differ in bytes when they are compressed. This module also has the headers of every answer: pages run
@@ -15,6 +15,7 @@ from pathlib import Path
 from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 PARTS = frozenset({".py", ".html", ".js", ".css", ".csv", ".json"})
 """File types that answers depend on."""
@@ -35,28 +36,23 @@ class NotModified(HTTPException):
         super().__init__(304, headers={"etag": etag, "cache-control": "no-cache", "vary": "Accept"})
 
 
-class KnownAnswer(Exception):
-    """The same request was answered a moment ago; `AnswerCache` sends that answer for the empty one of the handler."""
+def tag_of(scope: Scope, headers: Headers, edition: str, content: str) -> str:
+    """Return the tag of this request's answer, made from this content by this edition of the service."""
+    query = scope["query_string"].decode("latin-1")  # `request.url` ends at a raw #
+    asked = (edition, content, scope["path"], query, headers.get("accept", ""))
+    return f'W/"{hashlib.sha256(chr(0).join(asked).encode("utf-8", "surrogateescape")).hexdigest()[:32]}"'
 
 
 def tag_answer(request: Request, content: str) -> None:
-    """Tag an answer made from this content by this edition of the service.
+    """Tag the answer to this request, made from this content.
 
     Raises:
         NotModified: If-None-Match has the tag. The middleware handles `*`, once there is an answer.
-        KnownAnswer: the answer with this tag is cached.
     """
-    scope, accept = request.scope, request.headers.get("accept", "")
-    state, query = scope["state"], scope["query_string"].decode("latin-1")  # `request.url` ends at a raw #
-    state["content"] = content
-    asked = (request.app.state.edition, content, scope["path"], query, accept)
-    etag = f'W/"{hashlib.sha256(chr(0).join(asked).encode("utf-8", "surrogateescape")).hexdigest()[:32]}"'
+    etag = tag_of(request.scope, request.headers, request.app.state.edition, content)
     if etag.removeprefix("W/") in known_tags(request.headers):
         raise NotModified(etag)
-    state["etag"] = etag
-    if found := state["kept"](etag):
-        state["known"] = found
-        raise KnownAnswer
+    request.scope["state"]["etag"] = etag
 
 
 MAX_REQUEST_HEADER_BYTES = 32 * 1024

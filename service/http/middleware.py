@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
-import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -28,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http import logs
 from service.http.access import AccessDenied, AccessPolicy, client_of
-from service.http.caching import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS, known_tags
+from service.http.caching import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS, NotModified, known_tags, tag_of
 from service.http.errors import (
     FOR_MACHINES,
     MEDIA_TYPE,
@@ -39,14 +40,17 @@ from service.http.errors import (
     title_of,
 )
 from service.http.metrics import Metrics
-from service.slots import current_client
+from service.slots import Slots, current_client
 
 logger = logging.getLogger("claimcheck.access")
 BODY_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"content-disposition")
 FORMATTED_ERRORS = (MEDIA_TYPE, "text/html")
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-COUNT_SECONDS = 2.0
-KEPT_SECONDS, KEPT_BYTES, KEPT_OVERHEAD_BYTES = 60.0, 32 << 20, 4096
+COUNT_SECONDS, MAX_BEGUN = 2.0, 8
+CACHED_SECONDS, CACHED_BYTES, CACHED_OVERHEAD_BYTES, MAX_HOST = 60.0, 32 << 20, 4096, 256
+UNCACHED = frozenset({b"range", b"content-encoding", b"content-length", b"transfer-encoding"})
+"""Headers of requests that the cache leaves to the routes: ranges, and bodies, which may be refused."""
+FRESH_SECONDS, READ_SECONDS = 0.25, 1.0
 MAX_ACCEPT_BYTES = 1024  # browsers send about 150
 NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
 ADDRESS = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
@@ -78,10 +82,27 @@ class RequestContextMiddleware(HttpMiddleware):
 
     HEAD is answered as GET without the body, and `If-None-Match: *` with 304 if the resource exists.  While the service
     drains, responses close their connections.
+
+    Most answers take the event loop less than a millisecond, but a client's many connections could each begin one in
+    every iteration, and others' requests need several.  After `MAX_BEGUN` in an iteration, requests begin one by one.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, readiness: Readiness) -> None:
         self.app, self.metrics, self.readiness = ProblemDetailsMiddleware(app), metrics, readiness
+        self._begun = self._waiting = 0  # in this iteration of the event loop; now
+        self._turns = Slots("beginning requests", 1, max_waiting=math.inf, seconds=math.inf)
+
+    async def _begin(self) -> None:
+        if not self._begun:
+            asyncio.get_running_loop().call_soon(setattr, self, "_begun", 0)
+        self._begun += 1
+        if self._begun > MAX_BEGUN or self._waiting:
+            self._waiting += 1
+            try:
+                async with self._turns.turn():
+                    await asyncio.sleep(0)
+            finally:
+                self._waiting -= 1
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("x-request-id", "")
@@ -98,10 +119,6 @@ class RequestContextMiddleware(HttpMiddleware):
         async def send_with_headers(message: Message) -> None:
             nonlocal status, size, has_body
             if message["type"] == "http.response.start":
-                matches_any = known_tags(Headers(scope=inner)) == ["*"] and "etag" in inner["state"]
-                if message["status"] == 200 and matches_any:
-                    kept = [pair for pair in message["headers"] if pair[0] not in BODY_HEADERS]
-                    message, has_body = {**message, "status": 304, "headers": kept}, False
                 status, headers = message["status"], MutableHeaders(scope=message)
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
@@ -111,6 +128,10 @@ class RequestContextMiddleware(HttpMiddleware):
                     is_exact = is_csv and "content-encoding" not in headers
                     headers["etag"] = etag.removeprefix("W/") if is_exact else etag
                     headers.setdefault("cache-control", "no-cache")
+                    if status == 200 and known_tags(Headers(scope=inner)) == ["*"]:
+                        status, has_body = 304, False
+                        kept = [pair for pair in headers.raw if pair[0] not in BODY_HEADERS]
+                        message, headers = {**message, "status": 304, "headers": kept}, MutableHeaders(raw=kept)
                 if self.readiness.is_draining:
                     headers["connection"] = "close"
             elif message["type"] == "http.response.body":
@@ -120,6 +141,7 @@ class RequestContextMiddleware(HttpMiddleware):
             await send(message)
 
         try:
+            await self._begin()
             await self.app(inner, receive, send_with_headers)
         finally:
             seconds = time.perf_counter() - started
@@ -246,49 +268,93 @@ def _is_ignored(name: bytes, value: bytes) -> bool:
     return name == b"cookie" or (name == b"accept-encoding" and NO_GZIP.search(value) is not None)
 
 
-class AnswerCache(HttpMiddleware):
-    """Caches complete answers that have an ETag, compressed as they were sent, for `KEPT_SECONDS`.
+@dataclass(frozen=True)
+class CachedAnswer:
+    """A complete answer, compressed as it was sent; `route` is for logs and metrics."""
 
-    The content behind the tag can't change, but a page may also show files that arrive later, such as a data set's
-    images.
+    route: Any
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+    def __len__(self) -> int:
+        return CACHED_OVERHEAD_BYTES + sum(map(len, sum(self.headers, ()))) + len(self.body)
+
+
+class AnswerCache(HttpMiddleware):
+    """Answers a GET before routing if the same one was answered from the same content within `CACHED_SECONDS`.
+
+    Only answers with the tag of `tag_of` are cached, because they depend on nothing else but the host and compression.
+    The time limit is for files that arrive later, such as a data set's images.
+
+    `read_content` reads the database's content.  A request that finds a cached answer waits for it if the last reading
+    is `FRESH_SECONDS` old; usually an earlier request has begun another one by then.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-        self.kept: TTLCache[tuple[str, bool, str], tuple[list[tuple[bytes, bytes]], bytes]] = TTLCache(
-            KEPT_BYTES,
-            KEPT_SECONDS,
-            getsizeof=lambda answer: KEPT_OVERHEAD_BYTES + sum(map(len, sum(answer[0], ()))) + len(answer[1]),
-        )
-        self._lock = threading.Lock()  # it is read in threads, and written on the event loop
-
-    def _find(self, *key: Any) -> tuple[list[tuple[bytes, bytes]], bytes] | None:
-        with self._lock:
-            return self.kept.get(key)
+    def __init__(self, app: ASGIApp, *, edition: str, read_content: Callable[[], Awaitable[str]]) -> None:
+        self.app, self._edition, self._read_content = app, edition, read_content
+        self.cached: TTLCache[tuple[Any, ...], CachedAnswer] = TTLCache(CACHED_BYTES, CACHED_SECONDS, getsizeof=len)
+        self._content, self._read_at = "", -math.inf
+        self._reading: asyncio.Task[None] | None = None
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, state, site = Headers(scope=scope), scope["state"], str(Request(scope).base_url)
-        is_zipped, may_keep = "gzip" in headers.get("accept-encoding", ""), "range" not in headers and len(site) < 300
-        state["kept"] = lambda etag: self._find(site, is_zipped, etag) if may_keep else None
+        headers = Headers(scope=scope)
+        host, is_zipped = headers.get("host", ""), "gzip" in headers.get("accept-encoding", "")
+        if scope["method"] != "GET" or len(host) > MAX_HOST or any(name in UNCACHED for name, _ in scope["headers"]):
+            await self.app(scope, receive, send)
+            return
+        kind = scope["scheme"], *(scope.get("server") or ()), host, is_zipped
+        etag = tag_of(scope, headers, self._edition, self._content)
+        found = self.cached.get((*kind, etag))
+        if found is not None and await self._is_current(self._content):
+            scope["route"], scope["state"]["etag"] = found.route, etag
+            response = Response(found.body)
+            response.raw_headers = [*found.headers]  # other middleware adds to them
+            if etag.removeprefix("W/") in known_tags(headers):
+                response = Response(None, 304, NotModified(etag).headers)
+            await response(scope, receive, send)
+            return
         start: list[tuple[bytes, bytes]] | None = None
 
-        async def send_and_keep(message: Message) -> None:
+        async def send_and_cache(message: Message) -> None:
             nonlocal start
-            if "known" in state:  # a copy of the headers, because other middleware adds to them
-                known_headers, known_body = state["known"]
-                is_start = message["type"] == "http.response.start"
-                message = {**message, **({"headers": [*known_headers]} if is_start else {"body": known_body})}
-            elif message["type"] == "http.response.start":
-                is_whole = may_keep and "etag" in state and message["status"] == 200
-                start = [*message["headers"]] if is_whole else None
-            elif start is not None and not message.get("more_body") and len(message["body"]) <= KEPT_BYTES // 32:
-                with self._lock:
-                    self.kept[site, is_zipped, state["etag"]] = start, message["body"]
+            state = scope["state"]
+            if message["type"] == "http.response.start":
+                is_tagged = message["status"] == 200 and "etag" in state and "content" in state
+                start = [*message["headers"]] if is_tagged else None
+            elif start is not None and not message.get("more_body") and len(message["body"]) <= CACHED_BYTES // 32:
+                self._expect(state["content"])
+                if state["etag"] == tag_of(scope, headers, self._edition, state["content"]):
+                    self.cached[*kind, state["etag"]] = CachedAnswer(scope.get("route"), start, message["body"])
             else:
                 start = None
             await send(message)
 
-        await self.app(scope, receive, send_and_keep)
+        await self.app(scope, receive, send_and_cache)
+
+    def _expect(self, content: str) -> None:
+        """Require another reading if an answer was made from other content than the last reading found."""
+        if content != self._content:
+            self._content, self._read_at = content, -math.inf
+            if self._reading is not None:
+                self._reading.cancel()
+
+    async def _is_current(self, content: str) -> bool:
+        """Return True if the database has this content, by a reading that is at most `FRESH_SECONDS` old."""
+        arrived = time.monotonic()
+        if arrived - self._read_at > FRESH_SECONDS / 2 and (self._reading is None or self._reading.done()):
+            # in an own context: the reading is queued as nobody's, and belongs to no trace
+            self._reading = asyncio.create_task(self._read(), context=Context())
+        if arrived - self._read_at > FRESH_SECONDS and self._reading is not None:
+            await asyncio.wait({self._reading}, timeout=READ_SECONDS)
+        return self._content == content and arrived - self._read_at <= FRESH_SECONDS
+
+    async def _read(self) -> None:
+        began = time.monotonic()
+        try:
+            self._content = await self._read_content()
+            self._read_at = began
+        except Exception:  # noqa: BLE001  (the routes report it)
+            self._read_at = -math.inf
 
 
 class KeysAndRates(HttpMiddleware):

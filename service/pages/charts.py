@@ -36,9 +36,9 @@ from service.pages.wording import span_of
 from stages.results import Claim, ClaimRecord, ExperimentComparison, JudgedClaim, PairGain, Result
 
 MANY_EPOCHS, LONG_MEAN = 200, 15
-"""Epochs beyond which lines are running means, and the epochs of one."""
+"""Number of epochs beyond which lines are running means, and the length of these."""
 Smooth = Annotated[Literal[1, 5, 15], BeforeValidator(int)]
-"""The epochs of a running mean; 1 is none."""
+"""Epochs of a running mean; 1 for none."""
 
 
 def draw_overlay(
@@ -50,13 +50,13 @@ def draw_overlay(
     title: str = "",
     smooth: int | None = None,
 ) -> Drawing | None:
-    """Lines of means with bands from the lowest to the highest replicate; None without points.
+    """Draw lines of means with bands from the lowest to the highest replicate; None without points.
 
-    Of many epochs running means unless `smooth` says otherwise, since each epoch's scatter hides the lines.
+    Over many epochs, lines are running means unless `smooth` says otherwise, because scatter would hide them.
     """
     by_arm: dict[str, list[CurvePointOut]] = {}
     for point in points:
-        if math.isfinite(point.high - point.low):  # what diverged has no place
+        if math.isfinite(point.high - point.low):  # diverged runs have no position
             by_arm.setdefault(point.arm, []).append(point)
     if not by_arm:
         return None
@@ -97,15 +97,15 @@ def draw_curve(
     kind: str,
     smooth: int | None = None,
 ) -> Drawing | None:
-    """`draw_overlay` of one curve on a data set of this kind, with the curve's name on its axis."""
+    """Draw one curve of a data set of this kind, with the curve's name on its axis."""
     unit = unit_of_curve(curve, kind)
     return draw_overlay(points, titles, inks, unit, title=_axis_title(name_curve(curve, kind), unit), smooth=smooth)
 
 
 def _on_curve(point: CurvePointOut, write: Callable[[float | None], str], unit: str) -> Point:
-    told = f"epoch {point.epoch}: {write(point.mean)}"
-    told += f" ({span(point.low, point.high, unit)})" if point.replicates > 1 else ""
-    return Point(x=point.epoch, y=point.mean, low=point.low, high=point.high, told=told)
+    text = f"epoch {point.epoch}: {write(point.mean)}"
+    text += f" ({span(point.low, point.high, unit)})" if point.replicates > 1 else ""
+    return Point(x=point.epoch, y=point.mean, low=point.low, high=point.high, text=text)
 
 
 def _running_means(points: Sequence[CurvePointOut], epochs: int) -> list[CurvePointOut]:
@@ -123,9 +123,9 @@ def _running_means(points: Sequence[CurvePointOut], epochs: int) -> list[CurvePo
 def draw_costs(
     comparison: ExperimentComparison, cost: Cost, inks: Mapping[str, Ink], *, printed: float | None = None
 ) -> Drawing | None:
-    """A point for each model: its cost on x, our result with its interval on y; None if no model has both.
+    """Draw a point for each model: its cost on x, our result with its interval on y; None if no model has both.
 
-    `printed`: a cost that the paper names.
+    `printed`: a cost that the paper prints.
     """
     metric, unit = comparison.metric, comparison.metric.unit
     write, dots, rows = value_in(unit), [], []
@@ -135,14 +135,14 @@ def draw_costs(
             continue
         interval = span(ours.low, ours.high, unit) if ours.low is not None and ours.high is not None else ""
         rows.append((arm.title, as_cost(spent, cost), write(ours.value), interval))
-        told = f"{arm.title}: {write(ours.value)}{f' ({interval})' if interval else ''}, {as_cost(spent, cost)}"
+        text = f"{arm.title}: {write(ours.value)}{f' ({interval})' if interval else ''}, {as_cost(spent, cost)}"
         dots.append(
             Dot(
                 x=spent,
                 y=ours.value,
                 low=ours.low if interval else None,
                 high=ours.high if interval else None,
-                told=told,
+                text=text,
                 name=arm.title,
                 ink=inks[arm.title],
                 role=arm.role,
@@ -157,19 +157,19 @@ def draw_costs(
 
 
 def draw_arms(record: ClaimRecord, titles: Mapping[str, str], inks: Mapping[str, Ink]) -> dict[str, Drawing]:
-    """`{experiment: drawing}`, as DAC's Figures 5 and 6: FLOP of a forward pass on x, error with its interval on y.
+    """Draw DAC's Figures 5 and 6 by experiment: FLOP of a forward pass on x, error with its interval on y.
 
-    An experiment with fewer than two arms that have both has none.
+    An experiment with fewer than two such arms is left out.
     """
     found: dict[str, list[Dot]] = {}
     for arm in record.arms:
         if arm.flops:
             name = titles[arm.arm]
             interval = span(arm.low, arm.high, "fraction")
-            told = f"{name}: {value_in('fraction')(arm.value)} ({interval}), {flops(arm.flops)}"
+            text = f"{name}: {value_in('fraction')(arm.value)} ({interval}), {flops(arm.flops)}"
             ends = {"x": arm.flops, "y": arm.value, "low": arm.low, "high": arm.high}
             found.setdefault(arm.experiment, []).append(
-                Dot(**ends, told=told, name=name, ink=inks[name], role=arm.role)
+                Dot(**ends, text=text, name=name, ink=inks[name], role=arm.role)
             )
     drawn = {
         name: _scatter(dots, None, ("FLOP per forward pass", flops), ("test error", "fraction"))
@@ -187,11 +187,11 @@ def _scatter(
     head: tuple[str, ...] = (),
     rows: Sequence[tuple[str, ...]] = (),
 ) -> Drawing | None:
-    """Points on axes of a title and a writer or a unit."""
+    """Draw points on two axes; `x` is a title and a formatter, `y` a title and a unit."""
     dots = [dot for dot in dots if math.isfinite(dot.y)]
     if not dots:
         return None
-    if len(dots) > len(PALETTE):  # more models than colours, which then mean their roles
+    if len(dots) > len(PALETTE):  # too few colours, so they show roles
         dots = [replace(dot, ink=ROLES[dot.role]) for dot in dots]
     spent = [dot.x for dot in dots] + ([] if printed is None else [printed])
     ends = [end for dot in dots for end in (dot.y, dot.low, dot.high) if end is not None]
@@ -210,9 +210,9 @@ def _axis_title(title: str, unit: str) -> str:
 
 
 def draw_blocks(points: Sequence[ObservedPointOut], arms: Mapping[str, str], inks: Mapping[str, Ink]) -> Drawing | None:
-    """One line per arm and quantity over the blocks, dashed for initial weights; `arms` are the titles of arms.
+    """Draw a line per arm and quantity over the blocks, dashed for initial weights; `arms` are titles.
 
-    A line has its model's colour unless lines differ in something else, too.  None if there are no points.
+    A line has its model's colour unless lines also differ in something else.  None without points.
     """
     if not points:
         return None
@@ -231,7 +231,12 @@ def draw_blocks(points: Sequence[ObservedPointOut], arms: Mapping[str, str], ink
             name=name,
             ink=Ink(colours[name], "" if moment == "trained" else DASHES[1]),
             points=tuple(
-                Point(x=point.block, y=point.mean, told=f"{moment}, block {point.block}: {_mean_of(point)}")
+                Point(
+                    x=point.block,
+                    y=point.mean,
+                    text=f"{moment}, block {point.block}: {plain(point.mean)}"
+                    + (f" ({plain(point.low)} to {plain(point.high)})" if point.low < point.high else ""),
+                )
                 for point in own
             ),
             is_named=moment == "trained" or name not in trained,
@@ -255,12 +260,8 @@ def draw_blocks(points: Sequence[ObservedPointOut], arms: Mapping[str, str], ink
     )
 
 
-def _mean_of(point: ObservedPointOut) -> str:
-    return plain(point.mean) + (f" ({plain(point.low)} to {plain(point.high)})" if point.low < point.high else "")
-
-
 def draw_inside(result: Result, titles: Mapping[str, str], inks: Mapping[str, Ink]) -> dict[str, Drawing]:
-    """One result's quantities, a drawing each."""
+    """Draw each quantity of one result."""
     drawn = {
         quantity: draw_blocks(points_of(result, quantity), titles, inks)
         for quantity in dict.fromkeys(row.quantity for row in result.observations)
@@ -269,14 +270,14 @@ def draw_inside(result: Result, titles: Mapping[str, str], inks: Mapping[str, In
 
 
 def draw_trend(trend: Trend, titles: Mapping[str, str], claim: Claim) -> Drawing:
-    """The gain of each pair by the level of the factor, with its interval, and the mean at each level."""
+    """Draw each pair's gain and interval by the level of the factor, and the mean at each level."""
     dots = [
         Dot(
             x=level,
             y=pair.gain,
             low=pair.low,
             high=pair.high,
-            told=f"{titles[pair.arm]}: {_tell_gain(pair, claim)}",
+            text=f"{titles[pair.arm]}: {_tell_gain(pair, claim)}",
             name=titles[pair.arm],
             ink=Ink("currentcolor", ""),
             role="baseline",
@@ -284,7 +285,7 @@ def draw_trend(trend: Trend, titles: Mapping[str, str], claim: Claim) -> Drawing
         for level, pair in trend.pairs
     ]
     means = tuple(
-        Point(x=level, y=gain, told=f"{trend.factor} {level:g}: {in_terms_of(gain, claim)}")
+        Point(x=level, y=gain, text=f"{trend.factor} {level:g}: {in_terms_of(gain, claim)}")
         for level, gain in trend.gains.items()
     )
     ends = [end for dot in dots for end in (dot.low, dot.high) if end is not None]
@@ -299,7 +300,7 @@ def draw_trend(trend: Trend, titles: Mapping[str, str], claim: Claim) -> Drawing
 def mark_pairs(
     pairs: Iterable[PairGain], titles: Mapping[str, str], claim: Claim
 ) -> tuple[Axis, list[tuple[PairGain, Mark]]] | None:
-    """The pairs of a grid, each with its gain, its own interval and the paper's gain of all; None without pairs."""
+    """Mark each pair's gain and interval, and the paper's overall gain, on one axis; None without pairs."""
     pairs = list(pairs)
     if not pairs:
         return None
@@ -315,7 +316,7 @@ def mark_pairs(
                 high=axis.at(pair.high),
                 is_thin=False,
                 paper=None if claim.value is None else axis.at(claim.value),
-                told=f"{titles[pair.arm]} against {titles[pair.against]}: {_tell_gain(pair, claim)}",
+                text=f"{titles[pair.arm]} against {titles[pair.against]}: {_tell_gain(pair, claim)}",
             ),
         )
         for pair in pairs
@@ -340,8 +341,8 @@ def mark_labs(record: JudgedClaim) -> tuple[Axis, list[tuple[Mapping[str, Any], 
     found = []
     for row, numbers in zip(rows, places, strict=True):
         ours, low, high, paper = (None if number is None else axis.at(number) for number in (*numbers, printed))
-        told = f"{row['lab']}: {in_terms_of(row['ours'], claim)}"
-        found.append((row, Mark(ours=ours, low=low, high=high, is_thin=False, paper=paper, told=told)))
+        text = f"{row['lab']}: {in_terms_of(row['ours'], claim)}"
+        found.append((row, Mark(ours=ours, low=low, high=high, is_thin=False, paper=paper, text=text)))
     return axis, found
 
 
@@ -351,14 +352,14 @@ def _tell_gain(pair: PairGain, claim: Claim) -> str:
     )
 
 
-MOST_CELLS = 12  # classes whose matrix is a table; a larger one is a picture
-TEAL = (38, 140, 143)  # readable on both pages
+MOST_CELLS = 12  # classes; a larger matrix is shown as a picture
+TEAL = (38, 140, 143)  # legible on light and dark pages
 INKS = {"test": Ink("#268c8f", ""), "validation": Ink("#8a62c4", "6 4"), "training": Ink("#7d8380", "2 3")}
-"""Lines of the parts of the data: teal is ours, and dashes tell them apart without colours."""
+"""Inks of the parts of the data; dashes tell them apart without colours."""
 
 
 def draw_curves(curves: Mapping[Curve, Sequence[CurvePointOut]], kind: str) -> list[tuple[str, Drawing]]:
-    """Accuracy and loss, as far as they were measured, each with its title."""
+    """Draw accuracy and loss if they were measured, each with its title."""
     found = []
     for what in ("accuracy", "loss"):
         names = [name for name, points in curves.items() if name.endswith(what) and points]
@@ -377,7 +378,7 @@ def shade(confusion: np.ndarray) -> list[list[int]]:
 
 
 def picture_of(confusion: np.ndarray) -> str:
-    """A large matrix as the address of a picture: one pixel a cell, true classes down, answers across."""
+    """Return a large matrix as a data URL: one pixel per cell, true classes down, answers across."""
     pixels = np.empty((*confusion.shape, 4), dtype=np.uint8)
     pixels[..., :3], pixels[..., 3] = TEAL, np.round(255 * np.sqrt(_shares(confusion)))
     buffer = io.BytesIO()
@@ -386,5 +387,5 @@ def picture_of(confusion: np.ndarray) -> str:
 
 
 def _shares(confusion: np.ndarray) -> np.ndarray:
-    """Each cell as a share of its true class, [K, K]; 0 of a class without images."""
+    """Return each cell as a share of its true class, [K, K]; 0 for a class without images."""
     return confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)

@@ -1,4 +1,4 @@
-"""A claim or a paper for others to cite: BibTeX, JSON-LD (schema.org), and a badge as SVG."""
+"""Citations of claims and papers: BibTeX, JSON-LD (schema.org), and SVG badges."""
 
 from __future__ import annotations
 
@@ -21,29 +21,24 @@ from stages.results import (
     Word,
 )
 
-DIGITS = 12  # of a digest, as pages show it
+DIGITS = 12  # of a digest on pages
 RATINGS = {"for": 5, "open": 3, "against": 1}
-"""Rating of a claim that was decided; one that depends on how it is read lies between."""
-COLOURS = {
-    "for": "#1f6b3a",
-    "against": "#a11d2b",
-    "open": "#2c4d86",
-    "waiting": "#5d6361",
-}
+"""Ratings of decided claims; a claim that depends on its reading lies between."""
+COLOURS = {"for": "#1f6b3a", "against": "#a11d2b", "open": "#2c4d86", "waiting": "#5d6361"}
 _LETTER, _MARGIN, _HEIGHT = 6.6, 12, 22  # pixels
 
 
 def published_on(results: Iterable[Result]) -> str | None:
-    """The day on which the newest of these results was published, as 2026-11-23."""
+    """Return the day on which the newest of these results was published, as 2026-11-23."""
     days = [str(result.origin["published"])[:10] for result in results if result.origin]
     return max(days, default=None)
 
 
 def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str | None) -> str:
-    """An entry that names the claim, its verdict, and the digest by which one sees whether either was changed.
+    """Return an entry with the claim, its verdict, and the digest that shows if either was changed.
 
-    `address` is the permanent one of the service, if it has any.  That of the claim holds the digest, too (`cited=`):
-    the page says if it is still current.
+    `address` is the permanent one of the service, if any.  The entry's URL contains the digest (`cited=`), so that the
+    page can say if it is still current.
     """
     digest = record.verdict.digest[:DIGITS]
     note = f"Claim {record.claim.id} of “{paper.title}”, {record.claim.place}; verdict {digest}"
@@ -53,19 +48,19 @@ def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str | None) ->
 
 
 def bibtex_paper(paper: Paper, tally: Tally | None, address: str | None, content: str) -> str:
-    """An entry of all verdicts on a paper, with their counts and the digest of all results."""
+    """Return an entry for all verdicts on a paper, with their counts and the digest of all results."""
     counts = f"{tally.plainly} hold, {tally.against} fail, {tally.waiting} are not tested yet" if tally else "no claim"
     url = address and f"{address.rstrip('/')}/papers/{paper.name}"
     return _entry(paper.name, f"Claims of “{paper.title}”", f"{counts}; results {content[:DIGITS]}", url, None)
 
 
 def dated(record: ClaimRecord) -> str | None:
-    """The day of the newest result behind the verdict; without any, of the last change of the claim or its judging."""
+    """Return the day of the newest result behind the verdict, else of the last change of the claim or its judging."""
     return published_on(_results(record)) or max((change.date for change in record.changes), default=None)
 
 
 def bibtex_table(comparison: ExperimentComparison, paper: Paper, address: str | None, content: str) -> str:
-    """Bibliography entry of an experiment's results, with the digest of all results in the database."""
+    """Return an entry for an experiment's results, with the digest of all results in the database."""
     note = f"Results beside those of “{paper.title}”: {comparison.label}; results {content[:DIGITS]}"
     url = address and f"{address.rstrip('/')}/experiments/{comparison.experiment}"
     return _entry(comparison.experiment, comparison.title, note, url, None)
@@ -101,10 +96,9 @@ def _tex(text: str) -> str:
 
 
 def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: str) -> dict[str, Any]:
-    """A ClaimReview where something decided the claim, else the Claim alone.
+    """Return a ClaimReview of a decided claim, or the Claim alone.
 
-    Full marks are for a claim that holds whole: of an order whose size isn't as printed, or open, and of a part of what
-    the claim is about it is one less.
+    A claim that holds as a whole gets 5; one that holds only in its order, or for a part of its grid, gets 4.
     """
     article = {"@type": "ScholarlyArticle", "name": paper.title}
     if link := address_of(paper):
@@ -137,16 +131,12 @@ def json_ld(record: ClaimRecord, name: str, paper: Paper, address: str, side: st
 def claim_badge(record: ClaimRecord, side: str) -> str:
     """Summarise the verdict, as "order supported, size open, n = 5, 2026-11"."""
     day = published_on(_results(record))
-    parts = [
-        verdict_in_words(record),
-        f"n = {record.verdict.n}" if record.verdict.n else "",
-        day[:7] if day else "",
-    ]
-    return badge("claim", ", ".join(part for part in parts if part), COLOURS[side])
+    parts = (verdict_in_words(record), f"n = {record.verdict.n}" if record.verdict.n else "", day and day[:7])
+    return badge("claim", [(", ".join(filter(None, parts)), COLOURS[side])])
 
 
 def paper_badge(tally: Tally | None) -> str:
-    """Split "36 hold, 2 fail, 15 open, 121 not tested" into parts with a colour each, counted as on the front page."""
+    """Count verdicts as the front page does, as "36 hold, 2 fail, 15 open, 121 not tested", each in its colour."""
     words = {
         Word.HOLDS: ("hold", "holds", "for"),
         Word.FAILS: ("fail", "fails", "against"),
@@ -158,15 +148,11 @@ def paper_badge(tally: Tally | None) -> str:
         for word, number in (tally.by_word if tally else {}).items()
         if number
     ]
-    return _badge("claims", parts or [("none can be decided here", COLOURS["waiting"])])
+    return badge("claims", parts or [("none can be decided here", COLOURS["waiting"])])
 
 
-def badge(label: str, text: str, colour: str) -> str:
-    return _badge(label, [(text, colour)])
-
-
-def _badge(label: str, parts: Sequence[tuple[str, str]]) -> str:
-    """Fields side by side, readable on any background."""
+def badge(label: str, parts: Sequence[tuple[str, str]]) -> str:
+    """Draw fields next to each other, legible on any background."""
     texts = [label, *(text for text, _ in parts)]
     widths = [round(_LETTER * len(text) + 2 * _MARGIN) for text in texts]
     starts = [sum(widths[:number]) for number in range(len(widths))]
@@ -176,7 +162,7 @@ def _badge(label: str, parts: Sequence[tuple[str, str]]) -> str:
         f'<rect x="{start}" width="{width}" height="{_HEIGHT}" fill="{colour}"/>'
         for start, width, colour in zip(starts, widths, colours, strict=True)
     )
-    told = "".join(
+    labels = "".join(
         f'<text x="{start + width / 2}" y="15">{escape(text)}</text>'
         for start, width, text in zip(starts, widths, texts, strict=True)
     )
@@ -185,5 +171,5 @@ def _badge(label: str, parts: Sequence[tuple[str, str]]) -> str:
         f'<title>{name}</title><clipPath id="r"><rect width="{whole}" height="{_HEIGHT}" rx="4"/></clipPath>'
         f'<g clip-path="url(#r)">{fields}</g>'
         '<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11" text-anchor="middle">'
-        f"{told}</g></svg>"
+        f"{labels}</g></svg>"
     )

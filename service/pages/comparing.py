@@ -1,4 +1,4 @@
-"""The models of one data set side by side: a plain answer, and for each experiment its rows with their marks."""
+"""Compare the models of one data set: the answer in a sentence, and a table with marks for each experiment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.pages.formats import listed, span, value_in, value_with
 from service.pages.plots import Axis, Ink, Mark, axis_of, mark_of
 from stages.results import ArmComparison, ArmRow, Estimate, ExperimentComparison, MetricInfo
 
-MOST_LINES = 8  # that colours tell apart
+MOST_LINES = 8  # more can't be told apart by colour
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One experiment: the best of our models first, then those without a number of ours, in the order of the paper."""
+    """One experiment: its models by our rank, then those without a number of ours in the paper's order."""
 
     comparison: ExperimentComparison
     rows: tuple[Row, ...]
@@ -34,7 +34,7 @@ class Panel:
 def lay_panels(
     comparisons: Sequence[ExperimentComparison], inks: Mapping[str, Ink], kind: str, metric: str | None
 ) -> list[Panel]:
-    """A panel for each experiment; they share an axis if all are asked about one metric."""
+    """Return a panel for each experiment; with a `metric`, all panels share one axis."""
     shared = [arm for item in comparisons for arm in item.arms] if metric else []
     panels = []
     for item in comparisons:
@@ -65,10 +65,9 @@ def answer_best(comparisons: Sequence[ExperimentComparison]) -> str:
         each = ", each in its own experiment" if len(ahead) > 1 else ""
         leads = f" In shortened runs {listed(ahead)} {'are' if each else 'is'} ahead{each}." if ahead else ""
         return f"Not known yet: none of {planned} planned models has been trained in full.{leads}"
-    told = list(_name_best(full))
     missing = planned - sum(item.trained_models for item in full)
     left = f" {missing} of {planned} planned models have not been trained in full yet." if missing else ""
-    return f"{' '.join(told)}{left}"
+    return f"{' '.join(_name_best(full))}{left}"
 
 
 def _name_best(full: Sequence[ExperimentComparison]) -> Iterator[str]:
@@ -86,7 +85,7 @@ def _name_best(full: Sequence[ExperimentComparison]) -> Iterator[str]:
 
 
 def first_shown(arms: Sequence[ArmRow], trained: Sequence[str]) -> list[str]:
-    """Return the arms if a chart can show them all; of a grid the middle pair, a proposed arm and its baseline."""
+    """Return all arms if a chart can show them, else the middle pair: a proposed arm and its baseline."""
     if len(trained) <= MOST_LINES:
         return list(trained)
     pairs = [(item.against, item.name) for item in arms if item.role == "proposed"]
@@ -96,9 +95,6 @@ def first_shown(arms: Sequence[ArmRow], trained: Sequence[str]) -> list[str]:
 
 
 def curve_for(metric: MetricInfo, curves: Sequence[Curve]) -> Curve | None:
-    """The learning curve that belongs to a metric: of shares accuracies, else losses; test data first."""
-    what = "accuracy" if metric.unit in ("fraction", "seconds") else "loss"
-    ordered = sorted(
-        curves, key=lambda name: (not name.endswith(what), ("test", "val", "train").index(name[: name.index("_")]))
-    )
-    return next(iter(ordered), None)
+    """Choose the learning curve for a metric: accuracy for fractions, else loss; test data first."""
+    what, sides = "accuracy" if metric.unit in ("fraction", "seconds") else "loss", ("test", "val", "train")
+    return min(curves, key=lambda it: (not it.endswith(what), sides.index(it.partition("_")[0])), default=None)

@@ -1,4 +1,4 @@
-"""Text of the result box on a claim's page: the outcome, the part of the grid that it covers, and its caveats."""
+"""Text of the result box on a claim's page: the outcome, the part of the grid that it covers, and caveats."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from service.pages.formats import (
     percent,
     points,
     unit_of,
+    upper_first,
     value_in,
 )
 from service.pages.legend import describe_part, headline_of, is_part, levels, sizes
@@ -113,8 +114,7 @@ def describe_other_reading(trend: Trend) -> str:
 
 def range_of(trend: Trend, claim: Claim) -> str:
     """Write the smallest and the largest mean gain, as "0.13 to 0.31 nats"."""
-    ends = min(trend.gains.values()), max(trend.gains.values())
-    return from_to(*(in_terms_of(end, claim, as_precise_as(*ends)).removeprefix("+") for end in ends))
+    return span_of(min(trend.gains.values()), max(trend.gains.values()), claim).replace("+", "")
 
 
 def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None = None) -> str | None:
@@ -126,8 +126,7 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None
     if verdict.basis != "results" or verdict.estimate is None or verdict.low is None or verdict.high is None:
         return None
     write = as_precise_as(verdict.low, verdict.high)
-    ends = [in_terms_of(end, claim, write).removeprefix("+") for end in (verdict.low, verdict.high)]
-    interval = f"{confidence(verdict)} interval {from_to(*ends)}"
+    interval = f"{confidence(verdict)} interval {span_of(verdict.low, verdict.high, claim).replace('+', '')}"
     size = in_terms_of(abs(verdict.estimate), claim, write).removeprefix("+")
     is_better = "better" if verdict.estimate >= 0 else "worse"
     name = _common_title(titles, claim.arm) or "The proposed model"
@@ -135,7 +134,8 @@ def conclude(record: ClaimRecord, titles: Mapping[str, str], trend: Trend | None
     scope, pairs = verdict.scope, _pairs(record)
     prefix = f"At {levels(scope['factor'], scope['ran'])}" if scope and scope["factor"] else ""
     if claim.facts.at_size:
-        bound = in_terms_of_size(claim)
+        side = claim.facts.at_size.partition(" ")[2]
+        bound = upper_first(side.format(value_in(claim.unit or "", exact)(claim.value)))
         agreement = ", as the paper says" if verdict.status == Status.SUPPORTED else ""
         compared = f", compared at {sizes(record.sizes)}," if record.sizes and is_part(verdict) else ""
         return f"{bound}{compared} {name} is {is_better} than its baseline by {size}{agreement} ({interval}{pairs})."
@@ -178,12 +178,6 @@ def confidence(verdict: VerdictRow) -> str:
     return as_confidence(verdict.confidence or 0.0)
 
 
-def in_terms_of_size(claim: Claim) -> str:
-    """Write the sizes that a claim covers, as "Up to 10,000 parameters"."""
-    side = claim.facts.at_size.partition(" ")[2].format(value_in(claim.unit or "", exact)(claim.value))
-    return side[0].upper() + side[1:]
-
-
 def _common_title(titles: Mapping[str, str], pattern: str | None) -> str | None:
     """Return the arm's title, or the common beginning of a grid's titles: "DAC" of "DAC, 5 layers of 18 units"."""
     if pattern is not None and pattern in titles:
@@ -217,15 +211,15 @@ def _rest_of_grid(record: ClaimRecord) -> list[str]:
     if scope["whole_low"] is None:
         return [f"{missing}."]
     low, high = scope["whole_low"], scope["whole_high"]
-    write = as_precise_as(low, high)
-    ends = [in_terms_of(end, claim, write).removeprefix("+") for end in (low, high)]
     zero = ", so no gain at all is still possible" if low <= 0 <= high else ""
-    interval = f"the {as_confidence(scope['whole_confidence'])} interval is {from_to(*ends)}"
+    interval = (
+        f"the {as_confidence(scope['whole_confidence'])} interval is {span_of(low, high, claim).replace('+', '')}"
+    )
     return [f"{missing}; for the whole grid {interval}{zero}."]
 
 
 def _size(record: ClaimRecord) -> list[str]:
-    """Say whether the size agrees with the paper if it has its own verdict, and why it is open."""
+    """Say if the size agrees with the paper and, if that is open, why."""
     claim, verdict = record.claim, record.verdict
     if verdict.size:
         side = side_of(verdict.size["status"])
@@ -302,15 +296,8 @@ def sort_changes(changes: Iterable[ClaimChange]) -> tuple[list[ClaimChange], lis
 def _affects_verdict(change: ClaimChange) -> bool:
     if change.subject != "claim":
         return change.subject == "rule"
-    return any(
-        _without_spaces(old) != _without_spaces(new)
-        for column, (old, new) in change.changed.items()
-        if column not in REMARKS
-    )
-
-
-def _without_spaces(value: object) -> str:
-    return "".join(str(value).split())
+    changed = (pair for column, pair in change.changed.items() if column not in REMARKS)
+    return any(len({"".join(str(value).split()) for value in pair}) > 1 for pair in changed)
 
 
 Lacking = Mapping[str, tuple[int, int]]

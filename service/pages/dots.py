@@ -1,4 +1,4 @@
-"""Printed numbers against ours as dots with intervals, drawn on the server: coordinates of inline SVG."""
+"""Dots with intervals that compare our numbers with printed ones; coordinates of inline SVG."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from service.pages.wording import print_ours, print_value, span_of
 from stages.results import JudgedClaim, Word
 
 WIDTH, MOST = 640.0, 1.5
-"""Size of the drawing in pixels, and the largest share of a printed number that is drawn to scale."""
-NARROW = 14.0  # pixels: a shorter interval is hidden by its dot
+"""Width of the drawing in pixels, and the largest share of a printed number that is drawn to scale."""
+NARROW = 14.0  # pixels; the dot hides a shorter interval
 LANE, DOT, MOST_LANES = 7.0, 5.0, 6
 MOST_TICKS = 6
-STACK = 17.0  # pixels between groups of two sides at one place
-ROW = 22.0  # pixels of a claim that has a line of its own
+STACK = 17.0  # pixels between groups of different colours at one place
+ROW = 22.0  # height in pixels of a claim with its own line
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimDot:
-    """One claim, or `count` claims of one side whose numbers fall together; `low` and `high` end its interval."""
+    """One claim, or `count` claims of one colour that nearly coincide; `low` and `high` end its interval."""
 
     x: float
     y: float
@@ -32,7 +32,7 @@ class ClaimDot:
     high: float | None
     side: str
     count: int
-    told: str
+    text: str
     claim: str
     label: str = ""
 
@@ -43,17 +43,17 @@ class ClaimDot:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimStrip:
-    """The dots of one paper; `told` says the same in words."""
+    """The dots of one paper; `text` describes them."""
 
     height: float
     dots: tuple[ClaimDot, ...]
-    told: str
+    text: str
 
 
 def share_of(row: JudgedClaim) -> tuple[float, float | None, float | None] | None:
-    """Our number and its interval as shares of the printed one; None without both numbers.
+    """Return our number and its interval as shares of the printed one; None without both numbers.
 
-    Within a printed range it is 1.  Settings and sizes of data are what we chose or counted, not what came out.
+    A number within a printed range has the share 1.  Settings and data set sizes are excluded: they aren't results.
     """
     claim, verdict = row.claim, row.verdict
     if verdict.basis not in ("results", "finding") or not claim.value or verdict.ours is None or claim.factor:
@@ -92,13 +92,13 @@ def _dot(
         high=None if high is None else _place(high),
         side=COLOURS[word_of(row)],
         count=1,
-        told=_describe(row, names),
+        text=_describe(row, names),
         claim=row.claim.id,
     )
 
 
 def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> ClaimStrip:
-    """All numbers of one paper in one line: those with an interval that is seen apart, the others together."""
+    """Draw a paper's numbers in one line: those with a visible interval alone, the others in groups."""
     alone: list[tuple[JudgedClaim, float, float, float]] = []
     together: dict[tuple[str, int], list[tuple[JudgedClaim, float]]] = {}
     for row in rows:
@@ -108,9 +108,8 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> ClaimSt
         if low is not None and high is not None and _place(high) - _place(low) > NARROW:
             alone.append((row, share, low, high))
         else:
-            together.setdefault((COLOURS[word_of(row)], round((_place(share) - _place(1.0)) / 14)), []).append(
-                (row, share)
-            )
+            place = round((_place(share) - _place(1.0)) / 14)
+            together.setdefault((COLOURS[word_of(row)], place), []).append((row, share))
     alone.sort(key=lambda item: item[1])
     lanes = min(MOST_LANES, len(alone) + bool(together))
     height = 2 * DOT + LANE * max(1, lanes - 1) + 12
@@ -122,20 +121,19 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> ClaimSt
     for (side, place), group in together.items():
         first, share = group[0]
         dot = _dot(first, names, DOT + 8 + STACK * stacked[place], share)
-        told = dot.told if len(group) == 1 else f"{len(group)} numbers, as {dot.told}"
+        text = dot.text if len(group) == 1 else f"{len(group)} numbers, as {dot.text}"
         label = f"{print_value(first.claim)} → {print_ours(first.verdict, first.claim)}" if side == "against" else ""
         label = label or (f"{share:.2g} × ▸" if share > MOST else "")
-        dots.append(replace(dot, count=len(group), told=told, label=label))
+        dots.append(replace(dot, count=len(group), text=text, label=label))
         stacked[place] += 1
     height = max(height, 2 * (DOT + 8) + STACK * (max(stacked.values(), default=1) - 1))
-    told = (
-        f"{sum(dot.count for dot in dots)} printed numbers with ours" if dots else "no printed number has one of ours"
-    )
-    return ClaimStrip(height=height, dots=tuple(dots), told=told)
+    many = sum(dot.count for dot in dots)
+    text = f"{many} printed numbers with ours" if dots else "no printed number has one of ours"
+    return ClaimStrip(height=height, dots=tuple(dots), text=text)
 
 
 def draw_lines(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> list[tuple[JudgedClaim, ClaimStrip]]:
-    """A line for each number of a paper: what fails first, then trained before computed."""
+    """Draw a line for each number of a paper: failed claims first, then trained before computed ones."""
     order = (Word.FAILS, Word.OPEN, Word.HOLDS, Word.NOT_TESTED)
     found = sorted(
         (row for row in rows if share_of(row)),
@@ -146,7 +144,7 @@ def draw_lines(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> list[tu
         share, low, high = share_of(row) or (0.0, None, None)
         dot = _dot(row, names, ROW / 2, share, low, high)
         dot = replace(dot, label=f"{share:.2g} × ▸") if share > MOST else dot
-        lines.append((row, ClaimStrip(height=ROW, dots=(dot,), told=dot.told)))
+        lines.append((row, ClaimStrip(height=ROW, dots=(dot,), text=dot.text)))
     return lines
 
 
@@ -155,7 +153,7 @@ Write = Callable[[float], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """One number of ours with the ends of its interval on an axis, with the printed number and the margin around it."""
+    """Our number and its interval on an axis, with the printed number and the margin around it."""
 
     axis: Axis
     ours: float
@@ -164,7 +162,7 @@ class Interval:
     printed: float | None
     same: tuple[float, float] | None
     side: str
-    told: str
+    text: str
 
 
 def draw_interval(
@@ -173,22 +171,22 @@ def draw_interval(
     write: Write,
     *,
     side: str,
-    told: str,
+    text: str,
     printed: float | None = None,
     margin: float | None = None,
     has_zero: bool = False,
 ) -> Interval:
-    """Lay out an axis that is as long as the numbers need; `margin` is around the printed number."""
+    """Lay out an axis that covers all these numbers; `margin` is around the printed one."""
     same = (printed - margin, printed + margin) if printed is not None and margin else None
     shown = [ours, *ends, *(same or ()), *([] if printed is None else [printed]), *([0.0] if has_zero else [])]
     axis = Axis(shown, write, most=MOST_TICKS, is_linear=True)
-    return Interval(axis=axis, ours=ours, low=ends[0], high=ends[1], printed=printed, same=same, side=side, told=told)
+    return Interval(axis=axis, ours=ours, low=ends[0], high=ends[1], printed=printed, same=same, side=side, text=text)
 
 
 def draw_claim(record: JudgedClaim, name: str) -> Interval | None:
-    """The claim's printed number and ours in its unit; of a gain without a printed size, ours against zero.
+    """Draw the claim's printed number and ours; a gain without a printed size is drawn against zero.
 
-    A claim on how far gains or numbers are apart has the difference instead.  None without an interval.
+    For a claim that gains or numbers are alike, draw their difference.  None without an interval.
     """
     claim, verdict = record.claim, record.verdict
     if verdict.basis != "results" or verdict.estimate is None or verdict.low is None or verdict.high is None:
@@ -202,7 +200,7 @@ def draw_claim(record: JudgedClaim, name: str) -> Interval | None:
         (start + verdict.low, start + verdict.high),
         lambda number: in_terms_of(number, claim, lambda value: f"{value:.4g}".replace("-", "−")),
         side=COLOURS[word_of(record)],
-        told=f"{_describe(record, {claim.id: name})}, with the interval {span_of(verdict.low, verdict.high, claim)}",
+        text=f"{_describe(record, {claim.id: name})}, with the interval {span_of(verdict.low, verdict.high, claim)}",
         printed=printed,
         margin=margin,
         has_zero=facts.is_gain or bool(facts.at_size or claim.factor),

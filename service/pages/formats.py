@@ -1,4 +1,4 @@
-"""Numbers for people.  Percent exists here and nowhere else."""
+"""Formatting of numbers for pages, the only place that uses percent."""
 
 from __future__ import annotations
 
@@ -30,17 +30,14 @@ def as_confidence(level: float | None) -> str:
 
 
 def points(fraction: float | None) -> str:
-    """A difference of fractions in percentage points, with its sign: −13.45 pp"""
+    """Write a difference of fractions in percentage points, with its sign: −13.45 pp"""
     return NONE if fraction is None else f"{100 * fraction:+.2f} pp".replace("-", "−")
 
 
-def count(number: float | None) -> str:
-    """2143588 → 2.14 M"""
-    return NONE if number is None else scaled(number, "")
-
-
-def scaled(number: float, unit: str) -> str:
-    """Three significant digits with a decimal prefix."""
+def count(number: float | None, unit: str = "") -> str:
+    """2143588 → 2.14 M: three significant digits with a decimal prefix, and the unit."""
+    if number is None:
+        return NONE
     for size, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
             return f"{number / size:.3g} {prefix}{unit}".strip()
@@ -48,19 +45,19 @@ def scaled(number: float, unit: str) -> str:
 
 
 def flops(number: float | None) -> str:
-    return NONE if number is None else scaled(number, "FLOP")
+    return count(number, "FLOP")
 
 
 def memory(size_bytes: float | None) -> str:
-    return NONE if size_bytes is None else scaled(size_bytes, "B")
+    return count(size_bytes, "B")
 
 
 def energy(joules: float | None) -> str:
-    return NONE if joules is None else scaled(joules, "J")
+    return count(joules, "J")
 
 
 def duration(seconds: float | None, digits: int = 3) -> str:
-    """842.5 → 14 min 2 s; below a minute with so many significant digits"""
+    """842.5 → 14 min 2 s; below a minute with this many significant digits"""
     if seconds is None:
         return NONE
     if seconds == 0:
@@ -74,10 +71,10 @@ def duration(seconds: float | None, digits: int = 3) -> str:
 
 
 def as_cost(number: float, column: str) -> str:
-    """A cost of a model, a field of `CostSummary`, in its unit."""
+    """Write a cost of a model, a field of `CostSummary`, in its unit."""
     of_column = {"parameters": count, "flops_per_image": flops, "peak_memory_bytes": memory}
     if column == "latency_seconds_per_sample":
-        return duration(number, 2)  # one machine's median at one hour deserves no third
+        return duration(number, 2)  # a median on one machine has no third significant digit
     return of_column.get(column, duration)(number)
 
 
@@ -100,7 +97,7 @@ def exact(number: float) -> str:
 
 
 def value_in(unit: str, write: Callable[[float], str] = plain) -> Callable[[float | None], str]:
-    """The formatter of a unit; `write` formats numbers whose unit has no formatter."""
+    """Return the formatter of a unit; `write` formats numbers whose unit has none."""
     kind, _, of = unit.partition(" ")
     if kind == "relative":  # relative gain, relative increase
         return lambda number: NONE if number is None else _relative(number, of, write)
@@ -130,13 +127,13 @@ def _relative(share: float, of: str, write: Callable[[float], str]) -> str:
 
 
 def span(low: float, high: float, unit: str) -> str:
-    """Both ends of an interval, their unit once: 96.47 to 97.97 %"""
+    """Write an interval with its unit once: 96.47 to 97.97 %"""
     write = value_in(unit, as_precise_as(low, high))
     return from_to(write(low), write(high))
 
 
 def as_precise_as(low: float | None, high: float | None) -> Callable[[float], str]:
-    """Formatter of an interval and its number: the half-width has two digits, an end next to 0 one; else `plain`."""
+    """Return the formatter of an interval and its number: two digits of its half-width, one of an end near 0."""
     if low is None or high is None or not 0 < high - low < 20 or max(abs(low), abs(high)) >= 1000:
         return plain
     digits = max(0, 1 - math.floor(math.log10((high - low) / 2)))
@@ -146,18 +143,18 @@ def as_precise_as(low: float | None, high: float | None) -> Callable[[float], st
 
 
 def value_with(low: float | None, high: float | None, unit: str) -> Callable[[float | None], str]:
-    """Formatter of a number and its error next to its interval."""
+    """Return the formatter of a number and its error, given its interval."""
     return value_in(unit, as_precise_as(low, high))
 
 
 def from_to(first: str, last: str) -> str:
-    """Two numbers as written, with a unit that both have only once."""
+    """Join two written numbers, with a shared unit once."""
     number, _, unit = first.partition(" ")
     return f"{number if unit and last.endswith(f' {unit}') else first} to {last}"
 
 
 def listed(parts: Sequence[str]) -> str:
-    """Empty; a; a and b; a, b and c"""
+    """Join as "", "a", "a and b", or "a, b and c"."""
     if not parts:
         return ""
     *most, last = parts
@@ -165,7 +162,7 @@ def listed(parts: Sequence[str]) -> str:
 
 
 def lower_first(text: str) -> str:
-    """Within a sentence; FLOPs and SGEMM stay as they are."""
+    """Write text for the middle of a sentence; FLOPs and SGEMM stay as they are."""
     return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 
@@ -175,18 +172,18 @@ def upper_first(text: str) -> str:
 
 
 def prose(text: str) -> Markup:
-    """Text of a docstring, safe in a page: text between backticks as code, apostrophes as printed ones."""
+    """Escape a docstring for a page, with backticks as code and typographic apostrophes."""
     said = re.sub(r"(?<=[A-Za-z])'(?=[a-z])|(?<=s)'(?= )", "’", text)
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(said))))
 
 
 def is_web_address(text: str | None) -> bool:
-    """True for what may become a link: `javascript:` in an address would run on a click."""
+    """Return True if the text may become a link; a `javascript:` address would run on a click."""
     return (text or "").startswith(("https://", "http://"))
 
 
 def install(environment: Environment, root_path: str = "") -> None:
-    """Register all of the above as filters; links to the service's own addresses then begin with `root_path`."""
+    """Register the functions above as filters, and prefix the service's own links with `root_path`."""
     own = re.compile(rf'\b(href|src|action|formaction)="(?=/)(?!//|{re.escape(root_path)}["/?#])')
 
     class RootedTemplate(Template):
@@ -200,10 +197,8 @@ def install(environment: Environment, root_path: str = "") -> None:
         *(ratio, as_cost, plain, prose, lower_first, upper_first, is_web_address),
     ):
         environment.filters[function.__name__] = function
-    environment.filters["zip"] = zip
-    environment.globals["span"] = span
-    environment.globals["value_with"] = value_with
-    environment.filters["in_unit"] = lambda number, unit: value_in(unit or "")(number)
+    environment.filters |= {"zip": zip, "in_unit": lambda number, unit: value_in(unit or "")(number)}
+    environment.globals |= {"span": span, "value_with": value_with}
     environment.trim_blocks = environment.lstrip_blocks = True
 
 
@@ -214,12 +209,12 @@ _TALLIED = {"orders": "comparisons"}
 
 
 def unit_of(claim: Claim) -> str:
-    """The unit of the finding: a gain among networks of so many parameters is in the unit of its metric."""
+    """Return the unit of our result; for a claim about sizes, that of its metric."""
     return METRICS[claim.metric].unit if claim.facts.at_size else claim.unit or ""
 
 
 def in_terms_of(value: float | None, claim: Claim, write: Callable[[float], str] = plain) -> str:
-    """A number in the terms of `claim`: gains and ranges of fractions in points, all else in the claim's unit."""
+    """Write a number in the terms of `claim`: gains and ranges of fractions in points, others in its unit."""
     unit = unit_of(claim)
     is_gain = claim.facts.is_gain and unit == "fraction"
     if claim.facts.is_spread and unit == "fraction":
@@ -250,7 +245,7 @@ def format_signed_change(value: float | None, claim: Claim, write: Callable[[flo
 
 
 def print_value(claim: Claim, write: Callable[[float], str]) -> str:
-    """The paper's number as printed there: with its error, as a range, or as k of n; none where the paper prints none.
+    """Write the paper's number as printed: with its error, as a range, or as k of n; "–" if the paper prints none.
 
     `write` formats with all the digits that a paper prints.
     """
@@ -276,7 +271,7 @@ def print_value(claim: Claim, write: Callable[[float], str]) -> str:
 
 
 def by_reading(claim: Claim) -> list[tuple[str, str]]:
-    """(reading, what comes out under it) of a claim whose readings have a number or a brief each, not all the same."""
+    """Return (reading, result) pairs of a claim whose readings give different results; else []."""
     finding = claim.finding or {}
     if finding.get("status") not in ("holds", "holds under a reading"):
         return []
@@ -284,8 +279,8 @@ def by_reading(claim: Claim) -> list[tuple[str, str]]:
         (row["name"], row["brief"] or "" if row["ours"] is None else format_signed_change(row["ours"], claim))
         for row in finding["readings"]
     ]
-    told = [(name, text) for name, text in found if text]
-    return told if len({text for _, text in told}) > 1 else []
+    results = [(name, text) for name, text in found if text]
+    return results if len({text for _, text in results}) > 1 else []
 
 
 def expected_observation(claim: Claim) -> str | None:

@@ -19,7 +19,7 @@ RUNS = {
     "replicate": COUNT,
     **dict.fromkeys(("accuracy", "loss", "mse"), NUMBER),
 }
-"""Columns of the tables that are described, with the types of their values."""
+"""Columns of the described tables, with the types of their values."""
 _TERMS = (
     *("citeAs", "column", "extract", "field", "fileObject", "fileProperty", "fileSet", "format", "includes"),
     *("isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet", "references", "regex"),
@@ -41,7 +41,7 @@ CONTEXT: dict[str, Any] = {
 
 
 def article_of(paper: Paper, page: str) -> dict[str, Any]:
-    """The paper, with our page as what was written about it."""
+    """Describe the paper, with our page as a page about it."""
     link = address_of(paper)
     return {
         "@context": "https://schema.org",
@@ -54,7 +54,7 @@ def article_of(paper: Paper, page: str) -> dict[str, Any]:
 
 
 def results_on(dataset: Dataset, at: str, day: str | None) -> dict[str, Any]:
-    """Our results on a data set, based on it."""
+    """Describe our results on a data set."""
     based_on = {"@type": "Dataset", "name": dataset.title, "url": dataset.homepage, "license": dataset.licence}
     about = (
         f"The {dataset.title} data set, as {dataset.train_images:,} training and {dataset.test_images:,} test samples."
@@ -70,7 +70,7 @@ def results_on(dataset: Dataset, at: str, day: str | None) -> dict[str, Any]:
 
 
 def results_of(experiment: ExperimentRow, paper: Paper, at: str, day: str | None) -> dict[str, Any]:
-    """The runs of an experiment, based on the table of a paper."""
+    """Describe the runs of an experiment, which repeats a table of a paper."""
     return _croissant(
         experiment.name,
         f"{experiment.title}: each run of each model, with its measured numbers",
@@ -89,7 +89,7 @@ def _croissant(
     more: Mapping[str, Any],
     day: str | None,
 ) -> dict[str, Any]:
-    """A live data set of Croissant 1.0: its tables change with every result, so they have no digest."""
+    """Describe a live data set in Croissant 1.0; its tables change with every result, so they have no digest."""
     return {
         "@context": CONTEXT,
         "@type": "sc:Dataset",

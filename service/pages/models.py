@@ -1,4 +1,4 @@
-"""Sentences about an experiment's models: which are at chance, what trained them, what their times depend on."""
+"""Sentences about an experiment's models: chance-level results, training recipes and timing conditions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def describe_chance(
     comparison: ExperimentComparison, dataset: Dataset, among: Collection[str | None] = ()
 ) -> list[str]:
     """Return a sentence for each arm at chance, with variants that learn; `among`: only for these arms."""
-    lost, told = at_chance(comparison, dataset), []
+    lost, sentences = at_chance(comparison, dataset), []
     for name, arm in lost.items():
         if arm.ours is None or (among and name not in among):
             continue
@@ -50,11 +50,11 @@ def describe_chance(
         ]
         guess = percent(1 / dataset.classes, 0 if dataset.classes <= 100 else 1)
         elsewhere = f" With one thing changed it learns: {'; '.join(others)}." if others else ""
-        told.append(
+        sentences.append(
             f"{arm.title} is at chance: it is right on {percent(arm.ours.value)} of the test images, as many as "
             f"guessing among {dataset.classes} classes ({guess}). It learned nothing.{elsewhere}"
         )
-    return told
+    return sentences
 
 
 APART = 1.5
@@ -68,15 +68,15 @@ def describe_twins(entries: Sequence[ComparedModel]) -> list[str]:
         cost = entry.arm.cost
         if cost.latency_seconds_per_sample is not None:
             networks[entry.comparison.experiment, cost.parameters, cost.flops_per_image].append(entry)
-    told = []
+    sentences = []
     for twins in networks.values():
         times = [entry.arm.cost.latency_seconds_per_sample or 0.0 for entry in twins]
         if max(times) >= APART * min(times):
             names = listed([entry.arm.title for entry in twins])
             far = f"{duration(min(times), 2)} to {duration(max(times), 2)}"
             said = f"{names} are the same network, timed alike at different hours: {far}."
-            told.append(f"{said} Smaller differences mean nothing.")
-    return told
+            sentences.append(f"{said} Smaller differences mean nothing.")
+    return sentences
 
 
 def threads(count: int | None) -> str:
@@ -154,11 +154,8 @@ def first_looks(
 ) -> dict[str, FirstLook]:
     """Return `{claim: first look}` for the paper's claims without a verdict or a number of ours."""
     known = {dataset.name: dataset for dataset in datasets}
-    waiting = [
-        row
-        for row in judged
-        if row.verdict.status in UNDECIDED and row.verdict.ours is None and len(row.experiments) == 1
-    ]
+    undecided = (row for row in judged if row.verdict.status in UNDECIDED and row.verdict.ours is None)
+    waiting = [row for row in undecided if len(row.experiments) == 1]
     compared = {
         (metric, comparison.experiment): comparison
         for metric in dict.fromkeys(row.claim.metric for row in waiting)
@@ -174,9 +171,9 @@ def first_looks(
             continue
         dataset = known[comparison.dataset]
         if row.claim.arm in at_chance(comparison, dataset):
-            told = " ".join(describe_chance(comparison, dataset, (row.claim.arm,)))
+            sentence = " ".join(describe_chance(comparison, dataset, (row.claim.arm,)))
             guessed = percent(look.value) if look.text is None else look.text
-            look = replace(look, text=f"{guessed}, no better than guessing,", chance=told)
+            look = replace(look, text=f"{guessed}, no better than guessing,", chance=sentence)
         found[row.claim.id] = look
     return found
 
@@ -195,8 +192,8 @@ def describe_looks(
 
 def list_chances(judged: Iterable[JudgedClaim], looks: Mapping[str, FirstLook]) -> list[str]:
     """Return the sentences about models at chance among these claims, without duplicates."""
-    told = (looks[row.claim.id].chance for row in judged if row.claim.id in looks)
-    return list(dict.fromkeys(filter(None, told)))
+    sentences = (looks[row.claim.id].chance for row in judged if row.claim.id in looks)
+    return list(dict.fromkeys(filter(None, sentences)))
 
 
 def timed_here(record: JudgedClaim, titles: Mapping[str, str], compare: Answer) -> str | None:
@@ -225,9 +222,7 @@ def timed_here(record: JudgedClaim, titles: Mapping[str, str], compare: Answer) 
         else ""
     )
     who = f"{titles[claim.arm or '']} takes about {ours:.2g} times as long as {titles[against]}"
-    method = (
-        f"{mine.latency_method}, in {precision}" if (precision := precision_of(comparison)) else mine.latency_method
-    )
+    method = f"{mine.latency_method}{f', in {name}' if (name := precision_of(comparison)) else ''}"
     return f"Here {who}{printed}. Ours: {method}. Other hardware may differ, so this decides nothing."
 
 

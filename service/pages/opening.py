@@ -1,4 +1,4 @@
-"""The front page at a glance: cards, an answer to each paper's question, and what plans can show."""
+"""Text of the front page: cards, an answer to each paper's question, and what the planned runs can show."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Numbers = TypeVar("Numbers", Counts, Outlook)
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """A number of claims on the front page, with what decided them as (number, how)."""
+    """A number of claims on the front page; `parts` are (number, how they were decided)."""
 
     word: Word
     title: str
@@ -41,7 +41,7 @@ class Card:
 
 
 def cards_of(tallies: Sequence[Tally]) -> list[Card]:
-    """Confirmed, contradicted and not tested; what is open has a sentence of its own."""
+    """Return cards for confirmed, contradicted and untested claims; a sentence counts the open ones."""
 
     def card(word: Word, title: str) -> Card:
         parts = [(counts.by_word[word], how.lower()) for how, counts in by_ground(tallies)]
@@ -56,12 +56,12 @@ def cards_of(tallies: Sequence[Tally]) -> list[Card]:
 
 
 def still_open(tallies: Sequence[Tally]) -> tuple[int, int]:
-    """(claims that the runs leave open, those that depend on how they are read)."""
+    """Count the claims that runs leave open, and those that depend on their reading."""
     return sum(tally.open for tally in tallies), sum(tally.under_reading for tally in tallies)
 
 
 def answer(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComparison]) -> str:
-    """The answer to a paper's question by the claims that answer it, in a few words.
+    """Answer a paper's question in a few words, from the claims that answer it.
 
     `comparisons` are the paper's, by experiment.
     """
@@ -78,8 +78,8 @@ def answer(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComp
     start = ("Yes so far" if holds else "No so far") if has_one_answer else "In part"
     verbs = {Word.HOLDS: ("holds", "hold"), Word.FAILS: ("fails", "fail")}
     verbs |= {word: (f"is {word}", f"are {word}") for word in (Word.OPEN, Word.NOT_TESTED)}
-    told = [f"{words[word]} {verb[words[word] > 1]}" for word, verb in verbs.items() if words[word]]
-    return f"{start}: of {len(rows)} claims, {listed(told)}."
+    parts = [f"{words[word]} {verb[words[word] > 1]}" for word, verb in verbs.items() if words[word]]
+    return f"{start}: of {len(rows)} claims, {listed(parts)}."
 
 
 def _trained(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComparison]) -> str:
@@ -95,16 +95,16 @@ def _trained(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentCo
             if comparison.cut and len(ours) == 2 and ours[0] and ours[1] and row.claim.facts.is_order:
                 ahead = ours[0].value - ours[1].value
                 looks.append(ahead > 0 if comparison.metric.better == "higher" else ahead < 0)
-    told = f"{sum(models.values())} of {len(models)} models trained in full"
+    progress = f"{sum(models.values())} of {len(models)} models trained in full"
     if looks:
         agree = sum(looks)
         many = "" if agree == len(looks) else f" in {agree} of {len(looks)}"
-        told += f"; short runs agree{many}" if agree else "; short runs disagree"
-    return f"{told}."
+        progress += f"; short runs agree{many}" if agree else "; short runs disagree"
+    return f"{progress}."
 
 
 def holds_in_its_order_only(verdict: VerdictRow) -> bool:
-    """True if a difference is on the printed side and its size isn't known to be as printed."""
+    """Return True if a difference has the printed sign but its size isn't known to be as printed."""
     is_for = verdict.status in FOR_THE_PAPER
     return is_for and bool(verdict.size) and (verdict.size or {})["status"] not in FOR_THE_PAPER
 
@@ -116,10 +116,10 @@ def prospects(outlook: Outlook) -> str:
         f"have less than an even chance of confirming {outlook.unlikely}" if outlook.unlikely else "",
         f"can confirm only the order, not the size, of {outlook.order_only}" if outlook.order_only else "",
     ]
-    told = listed([part for part in parts if part])
-    if not told:
+    chances = listed([part for part in parts if part])
+    if not chances:
         return ""
-    said = f"Of the untested claims, the planned runs {told}, even if the paper is right and our set-up matches."
+    said = f"Of the untested claims, the planned runs {chances}, even if the paper is right and our set-up matches."
     if outlook.assumed:
         said += f" For {outlook.assumed}, this rests on an assumed spread between runs."
     return said
@@ -130,7 +130,7 @@ def _count(number: int, one: str, many: str) -> str:
 
 
 def by_ground(tallies: Sequence[Tally]) -> list[tuple[str, Counts]]:
-    """Claims that need training, that are computed, and that are counted in the data, with their counts."""
+    """Return the counts of claims that need training, are computed, and are counted in the data."""
     return [
         ("By training", add(Counts, [tally.trained for tally in tallies])),
         ("By computing", add(Counts, [tally.computed for tally in tallies])),
@@ -175,7 +175,7 @@ def describe_open(tally: Tally) -> str:
 def first_places(
     session: Session, deviations: Iterable[DeviationRow], groups: Mapping[str, Sequence[JudgedClaim]]
 ) -> dict[str, list[DeviationRow]]:
-    """`{place: deviations}`: each that explains something, at the first place with a claim that it touches."""
+    """Return by place the deviations that explain something, each at the first place with a claim that it affects."""
     found: dict[str, list[DeviationRow]] = {place: [] for place in groups}
     for deviation in deviations:
         if deviation.explains is None:
@@ -192,11 +192,11 @@ def describe_tests(
     arms: Mapping[tuple[str, str], str],
     compare: Answer,
 ) -> dict[str, str]:
-    """`{deviation: sentence}`: what the model that tests it reached, or that it was not trained yet.
+    """Describe by deviation what the model that tests it reached, or that it was not trained yet.
 
     `arms` are the titles of each (experiment, arm).
     """
-    told = {}
+    sentences = {}
     for deviation in deviations:
         if deviation.tested_by is None:
             continue
@@ -216,5 +216,5 @@ def describe_tests(
             if arm.arm == deviation.tested_by and arm.ours is not None
         ]
         said = f"reached {'; '.join(reached)}" if reached else "has not been trained yet"
-        told[deviation.id] = f"{title} {said}."
-    return told
+        sentences[deviation.id] = f"{title} {said}."
+    return sentences

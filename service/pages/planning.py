@@ -21,7 +21,7 @@ WANTED = 0.8
 
 
 def plan_in_words(claim: Claim, verdict: VerdictRow) -> tuple[str, list[str]] | None:
-    """(conclusion, further sentences) from the power of the plan; None without one, or where it is in spreads alone."""
+    """Return a conclusion and further sentences on the plan's power; None if no chance is known."""
     power = verdict.power
     if power is None or (power["supported"] is None and power["reproduced"] is None and power["can_reproduce"]):
         return None
@@ -98,13 +98,11 @@ def _sentence(where: str, runs: str, what: str, chance: float, *, is_assumed: bo
 def _needed(chance: float, needed: int | None) -> list[str]:
     if chance >= WANTED:
         return []
-    return (
-        [f"A chance of {percent(WANTED, 0)} takes {needed} runs."] if needed else ["No number of runs makes that 80 %."]
-    )
+    return [f"A chance of 80 % takes {needed} runs." if needed else "No number of runs makes that 80 %."]
 
 
 def _chance(chance: float, *, is_assumed: bool) -> str:
-    """A chance in percent; one from an assumed spread is told no closer to certainty than 95 %."""
+    """Write a chance in percent; with an assumed spread, never closer to certainty than 95 %."""
     most = 0.95 if is_assumed else 0.995
     if chance < 1 - most:
         return "less than 5 %" if is_assumed else "less than 1 %"
@@ -114,7 +112,7 @@ def _chance(chance: float, *, is_assumed: bool) -> str:
 
 
 def distance(value: float, claim: Claim) -> str:
-    """A difference in the claim's unit: of fractions in percentage points."""
+    """Write a difference in the claim's unit, fractions in percentage points."""
     if unit_of(claim) == "fraction":
         digits = 2 if value >= 0.001 else 3
         return f"{100 * value:.{digits}f} pp"
@@ -163,9 +161,9 @@ def describe_margins(rules: Rules) -> list[tuple[str, str, str]]:
 
 
 def describe_levels(rules: Rules, plans: Sequence[int]) -> list[tuple[str, ...]]:
-    """List questions, each with the confidence at every look of the `plans`, given by their numbers of replicates.
+    """List questions with the confidence at every interim analysis of the `plans`, given as numbers of replicates.
 
-    A cell is as "98.3 % after 3, 96.7 % after 5".
+    A cell reads "98.3 % after 3, 96.7 % after 5".
     """
     found = [levels_of(rules, planned) for planned in plans]
     questions = {
@@ -187,7 +185,7 @@ def describe_levels(rules: Rules, plans: Sequence[int]) -> list[tuple[str, ...]]
 
 
 def name_share(share: float) -> str:
-    """Half; a quarter; a tenth; else in percent."""
+    """Write a share as half, a quarter, a tenth or in percent."""
     return {0.5: "half", 0.25: "a quarter", 0.1: "a tenth"}.get(share, percent(share, 0))
 
 
@@ -200,14 +198,14 @@ def _points(fraction: float) -> str:
 
 
 WIDTH = 360
-"""Width of the strip, in the units of its drawing."""
+"""Width of the strip in the drawing's units."""
 CLEAR = 44
-"""The least distance between two labels."""
+"""Smallest distance between two labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A stretch of margins with one status, in its colour, from `x` over `width`; `label`: where it begins."""
+    """A range of margins with one status, in its colour; `label` is its start."""
 
     status: str
     side: str
@@ -218,7 +216,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class MarginStrip:
-    """An axis of margins with the verdict by each; `at` and `in_use` are the margin in use, as a place and a label."""
+    """An axis of margins with the verdict under each; `at` and `in_use` are position and label of the one in use."""
 
     parts: tuple[Part, ...]
     at: float
@@ -232,7 +230,7 @@ class MarginStrip:
 
 
 def strip_of(judged: JudgedClaim) -> MarginStrip | None:
-    """The strip of a verdict against a margin, or of a gain's size; None if no margin would change the verdict."""
+    """Draw the verdict, or that on a gain's size, by margin; None if no margin would change it."""
     claim, verdict = judged.claim, judged.verdict
     size = verdict.size or {}
     stretches, margin = verdict.by_margin or size.get("by_margin"), verdict.margin or size.get("margin")
@@ -240,7 +238,7 @@ def strip_of(judged: JudgedClaim) -> MarginStrip | None:
         return None
     starts = [stretch["start"] for stretch in stretches]
     scale = WIDTH / (1.25 * max(starts[-1], margin))
-    parts, free, told = [], 0.0, []
+    parts, free, ranges = [], 0.0, []
     for stretch, (start, end) in zip(stretches, itertools.pairwise([*starts, None]), strict=True):
         x = scale * start
         label = distance(start, claim) if start and x >= free else ""
@@ -251,32 +249,34 @@ def strip_of(judged: JudgedClaim) -> MarginStrip | None:
         parts.append(Part(status=status, side=side, x=round(x, 1), width=round(width, 1), label=label))
         upto = "on" if end is None else f"to {distance(end, claim)}"
         ends = f"from {distance(start, claim)} {upto}" if start else f"below {distance(end, claim)}"
-        told.append(f"{status} {ends}")
+        ranges.append(f"{status} {ends}")
     of = "Its size, by margin" if verdict.size and not verdict.by_margin else "By margin"
     in_use = distance(margin, claim)
     return MarginStrip(
         parts=tuple(parts),
         at=round(scale * margin, 1),
         in_use=in_use,
-        sentence=f"{of}: {', '.join(told)}. The margin in use is {in_use}.",
+        sentence=f"{of}: {', '.join(ranges)}. The margin in use is {in_use}.",
     )
 
 
 def describe_chance_of_truth(judged: JudgedClaim) -> str:
-    """The posterior chance that a claim's truth is as claimed, in a sentence; "" without one."""
+    """State the posterior chance that the claim is true; "" without one."""
     claim, verdict = judged.claim, judged.verdict
     size = (verdict.size or {}).get("posterior")
-    told = []
+    chances = []
     if verdict.posterior is not None:
         event = "the truth lies within the margin" if verdict.margin else "the truth is on the claimed side"
         if claim.facts.is_alike:
             event = "the model is worse by no more than the margin"
         elif claim.factor:
             event = f"no two gains by {claim.factor} are further apart than the margin"
-        told.append(f"that {event} is {_chance_of_margin(verdict.posterior)}")
+        chances.append(f"that {event} is {_chance_of_margin(verdict.posterior)}")
     if size is not None:
-        told.append(f"that the gain is as large as printed, within the margin, is {_chance_of_margin(size)}")
-    return f"By our replicates and a flat prior, the chance {' and '.join(told)}. This decides nothing." if told else ""
+        chances.append(f"that the gain is as large as printed, within the margin, is {_chance_of_margin(size)}")
+    if not chances:
+        return ""
+    return f"By our replicates and a flat prior, the chance {' and '.join(chances)}. This decides nothing."
 
 
 def _chance_of_margin(chance: float) -> str:
@@ -291,19 +291,19 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
 
 
 def describe_method(rules: Rules, whole: str, later: Iterable[tuple[str, str, str]]) -> str:
-    """Return the method as Markdown: `whole` tells which data lack what, `later` what, address and name of a claim."""
+    """Return the method as Markdown; `whole` describes incomplete data, `later` lists late rules with their claims."""
     text = fill_tables((DOCS / "verdicts.md").read_text(encoding="utf-8"), rules)
-    told = "\n".join(f"- {quote(what)}: [{quote(name)}]({address})" for what, address, name in later)
-    return text.replace("<!-- whole -->", quote(whole)).replace("<!-- later -->", told)
+    late = "\n".join(f"- {quote(what)}: [{quote(name)}]({address})" for what, address, name in later)
+    return text.replace("<!-- whole -->", quote(whole)).replace("<!-- later -->", late)
 
 
 def quote(text: str) -> str:
-    """Return text that Markdown shows as it is."""
+    """Escape text for Markdown."""
     return _SPECIAL.sub(r"\\\1", text)
 
 
 def fill_tables(text: str, rules: Rules) -> str:
-    """Return the method's Markdown with the tables of words, margins and levels in place of their marks."""
+    """Replace the placeholders of the tables of words, margins and levels."""
     words = (
         (f"{ICONS[word]} {word}", f"{REASONS[key][0].upper()}{REASONS[key][1:]}. {MEANINGS[key]}", f"`{key}`")
         for word, keys in BY_WORD.items()
@@ -322,7 +322,7 @@ def fill_tables(text: str, rules: Rules) -> str:
 
 
 def add_badges(page: Markup) -> Markup:
-    """Return the page with the words of its verdicts as badges."""
+    """Show the page's verdicts as badges."""
     html = str(page)
     for word in BY_WORD:
         html = html.replace(

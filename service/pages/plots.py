@@ -1,4 +1,4 @@
-"""Charts that the server draws: places in percent of a drawing, so that text keeps its size at every width."""
+"""Charts drawn on the server.  Positions are percentages, so text keeps its size at every width."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.pages.formats import NONE, value_in
 from stages.results import ArmComparison, MetricInfo
 
 PALETTE = ("#3b7bc8", "#c2456b", "#4f9440", "#8a62c4", "#a8871b", "#c25aa6", "#6b7c8c", "#8f6648")
-"""Colours of models, seen on the light page and on the dark one; teal is ours and orange is the paper's."""
+"""Colours of models, legible on light and dark pages; teal is ours and orange is the paper's."""
 DASHES = ("", "6 4", "2 3")
 SHAPES = {
     "baseline": "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z",
@@ -23,17 +23,17 @@ SHAPES = {
     "ablation": "M-5-5H5V5H-5z",
     "sensitivity": "M-6-5H6L0 6.5z",
 }
-"""The mark of each role; a diamond is the paper's number."""
+"""Mark of each role; a diamond is the paper's number."""
 FEW_TICKS, MOST_TICKS = 4, 7
 MOST_POINTS, MOST_STRIPES = 20, 60
-"""Numbers of a line that are drawn as points, and stripes of a drawing, which tell numbers under the pointer."""
+"""Most numbers of a line that are drawn as points, and most stripes that show numbers on hover."""
 PAD = 0.04
 APART = 7.0
-"""Least distance of two labels at the ends of lines, in percent of the height."""
-MOST_ENDS = 14  # labels one below the other
-MOST_NAMED = 8  # points that have room for their names next to them
+"""Smallest distance between labels at the ends of lines, in percent of the height."""
+MOST_ENDS = 14  # labels that fit below each other
+MOST_NAMED = 8  # points that have room for a name
 WIDTH, HEIGHT, LETTER, ROW = 560.0, 288.0, 7.0, 16.0
-"""Pixels of a small drawing, a letter and a line of text, by which names are laid next to points."""
+"""Pixels of a small drawing, a letter and a line of text, used to place names next to points."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Ink:
 
 
 ROLES = {role: Ink(colour, "") for role, colour in zip(SHAPES, PALETTE, strict=False)}
-"""Inks of the roles, where there are more models than colours."""
+"""Inks of the roles, used if there are more models than colours."""
 
 
 def ink_of(titles: Iterable[str]) -> dict[str, Ink]:
-    """Give each model its colour on every page; `titles` are those of all models, in the order of the experiments."""
+    """Assign each model an ink that it has on every page; `titles` are those of all models, by experiment."""
     many = len(PALETTE)
     return {
         title: Ink(PALETTE[(number + number // many) % many], DASHES[number // many % len(DASHES)])
@@ -62,7 +62,7 @@ def inks_of(session: Session) -> dict[str, Ink]:
 
 
 def apart(inks: Iterable[Ink]) -> list[Ink]:
-    """The same colours with other dashes where an earlier line has the same ones."""
+    """Give inks that repeat an earlier one other dashes."""
     found: list[Ink] = []
     for ink in inks:
         free = (Ink(ink.colour, dash) for dash in (ink.dash, *DASHES))
@@ -80,10 +80,10 @@ class Tick:
 
 
 class Axis:
-    """Places numbers between 0 and 100 %, from the left or, if it `is_upright`, from the top, with round ticks.
+    """Maps numbers to percentages from the left or, if it `is_upright`, from the top, with round ticks.
 
-    Logarithmic if positive numbers span more than a decade, unless it `is_linear`; of whole numbers, so are ticks.
-    `marked`: the ticks, if they are not to be round numbers.
+    Logarithmic if positive numbers span more than a decade, unless it `is_linear`.  `is_whole` allows whole ticks only;
+    `marked` replaces the round ticks.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Axis:
         return round(100 - place, 2) if self._is_upright else place
 
     def _decades(self, most: int) -> list[float]:
-        """Powers of ten, and numbers between them if they are few."""
+        """Return powers of ten, with numbers between them if they are few."""
         step = max(1, math.ceil((self._high - self._low) / most))
         powers, ticks = range(math.floor(self._low), math.ceil(self._high) + 1, step), list[float]()
         for factors in ((1,), (1, 3), (1, 2, 5)):
@@ -132,7 +132,7 @@ class Axis:
 
 
 def _ends(numbers: Sequence[float]) -> tuple[float, float]:
-    """Both ends of a linear axis; equal numbers, or as good as equal ones, get some room around them."""
+    """Return both ends of a linear axis, with room around (almost) equal numbers."""
     low, high = min(numbers), max(numbers)
     size = max(abs(low), abs(high))
     half = (size or 1.0) / 10 if high - low <= 1e-9 * size else 0.0
@@ -140,7 +140,7 @@ def _ends(numbers: Sequence[float]) -> tuple[float, float]:
 
 
 def ticks_between(low: float, high: float, most: int) -> list[float]:
-    """Round numbers between the ends of an axis, at most about `most`."""
+    """Return about `most` round numbers between the ends of an axis."""
     power = math.floor(math.log10((high - low) / most))
     size, step = next(
         (size, step)
@@ -154,7 +154,7 @@ def ticks_between(low: float, high: float, most: int) -> list[float]:
 
 
 def tick_in(unit: str) -> Callable[[float], str]:
-    """The text of a tick: of fractions as few digits as it needs, of most units the number alone."""
+    """Return the formatter of ticks: fractions in percent, most units without the unit."""
     if unit == "fraction":
         return lambda number: f"{100 * number:.6g} %"
     return value_in(unit if unit in ("seconds", "bytes", "count", "flop") else "")
@@ -162,18 +162,18 @@ def tick_in(unit: str) -> Callable[[float], str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """Our number and the paper's on an axis.  `is_thin`: the interval is of the test images alone, of one run."""
+    """Our number and the paper's on an axis.  `is_thin`: the interval covers the choice of test images only."""
 
     ours: float | None
     low: float | None
     high: float | None
     is_thin: bool
     paper: float | None
-    told: str
+    text: str
 
 
 def interval_of(arm: ArmComparison) -> tuple[float, float, bool] | None:
-    """Both ends of our interval, and True if it is that of the test images alone, which one run has, too."""
+    """Return both ends of our interval, and True if it covers the choice of test images only."""
     ours = arm.ours
     if ours is None:
         return None
@@ -187,7 +187,7 @@ def printed_of(arm: ArmComparison, metric: MetricInfo) -> float | None:
 
 
 def axis_of(arms: Iterable[ArmComparison], metric: MetricInfo, *, most: int = MOST_TICKS) -> Axis | None:
-    """The axis of these models' numbers; None without any."""
+    """Return an axis for these models' numbers; None without any."""
     shown: list[float] = []
     for arm in arms:
         interval = interval_of(arm)
@@ -201,10 +201,10 @@ def mark_of(arm: ArmComparison, metric: MetricInfo, axis: Axis) -> Mark:
     interval, printed = interval_of(arm), printed_of(arm, metric)
     write = value_in(metric.unit)
     ours = arm.ours.value if arm.ours else None
-    told = [f"{arm.title}: ours {write(ours)}" if ours is not None else f"{arm.title}: {NONE}"]
+    parts = [f"{arm.title}: ours {write(ours)}" if ours is not None else f"{arm.title}: {NONE}"]
     if interval:
-        told.append(f"{write(interval[0])} to {write(interval[1])}{' (test images alone)' if interval[2] else ''}")
-    told += [f"printed {write(printed)}"] if printed is not None else []
+        parts.append(f"{write(interval[0])} to {write(interval[1])}{' (test images alone)' if interval[2] else ''}")
+    parts += [f"printed {write(printed)}"] if printed is not None else []
     low, high, is_thin = interval or (None, None, False)
     ends = (ours, low, high, printed)
     ours, low, high, printed = (None if end is None or not math.isfinite(end) else end for end in ends)
@@ -214,24 +214,24 @@ def mark_of(arm: ArmComparison, metric: MetricInfo, axis: Axis) -> Mark:
         high=None if low is None or high is None else axis.at(high),
         is_thin=is_thin,
         paper=None if printed is None else axis.at(printed),
-        told=", ".join(told),
+        text=", ".join(parts),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A number `y` over `x`, the ends of its interval if it has one, and what is told under the pointer."""
+    """A number `y` at `x`, the ends of its interval if it has one, and its text on hover."""
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
-    told: str
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Points that are joined, with a band between the ends of their intervals if it `has_band`."""
+    """Joined points, with a band between the ends of their intervals if it `has_band`."""
 
     name: str
     ink: Ink
@@ -242,7 +242,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Dot(Point):
-    """A point on its own, with the mark of its `role`."""
+    """A single point with the mark of its `role`."""
 
     name: str
     ink: Ink
@@ -255,7 +255,7 @@ class Dot(Point):
 
 @dataclass(frozen=True)
 class Label:
-    """Label of a point: `dx` and `dy` in pixels from the place in percent."""
+    """Label of a point, offset by `dx` and `dy` pixels."""
 
     text: str
     x: float
@@ -267,9 +267,9 @@ class Label:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """Lines, points and the paper's number on x, all on two axes; a table, `head` and `rows`, has the same numbers.
+    """Lines, points and the paper's number on two axes; the table `head` and `rows` has the same numbers.
 
-    `smooth`: epochs of the running means that are drawn; 1 is none.
+    `smooth`: epochs of the running means; 1 for none.
     """
 
     x: Axis
@@ -282,10 +282,10 @@ class Drawing:
     rows: tuple[tuple[str, ...], ...] = ()
 
     @property
-    def told(self) -> str:
-        """The last number of each line and the points, as far as they have names."""
-        ends = [f"{line.name}, {line.points[-1].told}" for line in self.lines if line.is_named]
-        return "; ".join([*ends, *(dot.told for dot in self.dots[:MOST_NAMED])])
+    def text(self) -> str:
+        """Describe the last number of each named line, and the first points."""
+        ends = [f"{line.name}, {line.points[-1].text}" for line in self.lines if line.is_named]
+        return "; ".join([*ends, *(dot.text for dot in self.dots[:MOST_NAMED])])
 
     def path(self, line: Line) -> str:
         return _path((self.x.at(point.x), self.y.at(point.y)) for point in line.points)
@@ -296,7 +296,7 @@ class Drawing:
         return _path((self.x.at(x), self.y.at(end)) for x, end in [*upper, *lower] if end is not None) + "z"
 
     def marked(self, line: Line) -> tuple[Point, ...]:
-        """The points of a line that are drawn: few ones."""
+        """Return the points of a line if few enough to draw."""
         return line.points if len(line.points) <= MOST_POINTS else ()
 
     @property
@@ -305,7 +305,7 @@ class Drawing:
 
     @cached_property
     def ends(self) -> list[tuple[Line, float, float]]:
-        """Each line with the place of its end and that of its label, near to it; none of more than have room."""
+        """Return each line with the positions of its end and its label; [] if there is no room for all."""
         ends = sorted(((self.y.at(line.points[-1].y), line) for line in self.named), key=lambda end: end[0])
         if len(ends) > MOST_ENDS:
             return []
@@ -319,24 +319,24 @@ class Drawing:
 
     @cached_property
     def stripes(self) -> list[tuple[float, float, str]]:
-        """Left end, width and words of upright stripes; each tells the numbers of all lines at its middle."""
+        """Return left end, width and text of vertical stripes; each shows the numbers of all lines at its middle."""
         every = sorted({point.x for line in self.lines for point in line.points})
         kept = every[:: -(-len(every) // MOST_STRIPES)] if every else []
         places = [self.x.at(x) for x in kept]
         borders = [0.0, *((one + other) / 2 for one, other in pairwise(places)), 100.0]
-        told: dict[float, list[str]] = {x: [] for x in kept}
+        texts: dict[float, list[str]] = {x: [] for x in kept}
         for line in self.lines:
             for point in line.points:
-                if point.x in told:
-                    told[point.x].append(f"{line.name}, {point.told}")
+                if point.x in texts:
+                    texts[point.x].append(f"{line.name}, {point.text}")
         return [
-            (round(left, 2), round(right - left, 2), "\n".join(told[x]))
+            (round(left, 2), round(right - left, 2), "\n".join(texts[x]))
             for x, left, right in zip(kept, borders, borders[1:], strict=False)
         ]
 
     @cached_property
     def labels(self) -> list[Label]:
-        """The names of few points where they cover neither each other nor a point; [] if one finds no such place."""
+        """Place the names so that they cover neither each other nor a point; [] if that is impossible."""
         if len(self.dots) > MOST_NAMED:
             return []
         places = [(WIDTH * self.x.at(dot.x) / 100, HEIGHT * self.y.at(dot.y) / 100) for dot in self.dots]
@@ -361,13 +361,13 @@ class Drawing:
 
     @property
     def key(self) -> list[tuple[str, Ink, str]]:
-        """Names, colours and marks of what is drawn, for a legend; points without room for names have none."""
+        """Return names, inks and marks for a legend; many points are left out."""
         dots = self.dots if len(self.dots) <= MOST_NAMED else ()
         return [*((line.name, line.ink, "") for line in self.named), *((dot.name, dot.ink, dot.shape) for dot in dots)]
 
     @property
     def roles(self) -> dict[str, tuple[Ink | None, str]]:
-        """Marks of the roles, if there are several, with their inks where models have none of their own."""
+        """Return ink and mark of each role; {} if there is only one.  The ink is None if models have their own."""
         found = {dot.role: (dot.ink if len(self.dots) > len(PALETTE) else None, dot.shape) for dot in self.dots}
         return found if len(found) > 1 else {}
 

@@ -1,4 +1,4 @@
-"""A paper's places and tables: models down, data sets across; a cell holds printed numbers, ours and verdicts."""
+"""A paper's tables: models down, data sets across; cells have printed numbers, ours and verdicts."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """One metric of a table: `rows` hold a model's title, or two as "A against B" of pairs, and a cell a column.
+    """One metric of a table; `columns` are data sets, and `rows` pair a title with a cell per column.
 
-    `columns` are data sets.
+    The title is a model's, or "A against B" in a table of pairs.
     """
 
     metric: str
@@ -49,7 +49,7 @@ class PrintedTable:
         return [row for _, cells in self.rows for cell in cells if cell for row in cell.claims]
 
     def experiment_of(self, column: str) -> str:
-        """The experiment that the first number of a column is of."""
+        """Return the experiment of the first number in a column."""
         position = self.columns.index(column)
         return next(row.experiments[0] for _, cells in self.rows if (cell := cells[position]) for row in cell.claims)
 
@@ -57,10 +57,10 @@ class PrintedTable:
 def lay_out(
     judged: Sequence[JudgedClaim], titles: Mapping[str, str], arms: Mapping[tuple[str, str], str]
 ) -> tuple[list[PrintedTable], list[JudgedClaim]]:
-    """Lay out the tables that the claims of one place fill; returns them and the claims that fit into none.
+    """Return the tables of one place's claims, and the claims that fit into none.
 
-    A gain is in the cell of the model that has it, if the paper prints this model's own number, too; else in a
-    table of pairs.  `titles` are the names of the data sets, `arms` those of each (experiment, arm).
+    A gain is in its model's cell if the paper also prints this model's own number, else in a table of pairs.
+    `titles` are the names of the data sets, `arms` those of each (experiment, arm).
     """
     values: dict[str, dict[tuple[str, str], Cell]] = {}
     for row in judged:
@@ -72,7 +72,7 @@ def lay_out(
     for row in judged:
         place = _place(row, titles, arms)
         other = arms.get((row.experiments[0], row.claim.baseline_arm or "")) if row.experiments else None
-        if not place or not other or names_baseline_first(row.claim):  # the number is told of the other model
+        if not place or not other or names_baseline_first(row.claim):  # the number describes the other model
             continue
         if (own := values.get(row.claim.metric, {}).get(place)) is not None:
             own.gains.append((other, row))
@@ -87,7 +87,7 @@ def lay_out(
 
 
 def _place(row: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tuple[str, str], str]) -> tuple[str, str] | None:
-    """(model, data set) of a claim about one model of one experiment."""
+    """Return model and data set of a claim about one model of one experiment."""
     if len(row.datasets) != 1 or len(row.experiments) != 1:
         return None
     model = arms.get((row.experiments[0], row.claim.arm or ""))
@@ -106,7 +106,7 @@ def _table(metric: str, filled: Mapping[tuple[str, str], Cell], is_of_pairs: boo
 
 
 def count_errors(judged: Sequence[JudgedClaim]) -> dict[str, tuple[int, int]]:
-    """`{word: (claims, errors)}` where fewer errors than claims stand behind a verdict; a paper counts errors."""
+    """Return (claims, errors) of each word with fewer errors than claims, because a paper's counts are of errors."""
     found: dict[str, list[str]] = {}
     for row in judged:
         found.setdefault(word_of(row), []).append((row.claim.finding or {}).get("error") or row.claim.id)
@@ -114,7 +114,7 @@ def count_errors(judged: Sequence[JudgedClaim]) -> dict[str, tuple[int, int]]:
 
 
 IN_THE_TEXT = "In the text"
-FEW = 3  # so many claims have a heading of their own
+FEW = 3  # this many claims get their own heading
 
 _FLOAT = re.compile(r"\b(Table|Figure)s? (\d+)")
 _SECTION = re.compile(r"\bsections? (\d+(?:\.\d+)*)")
@@ -130,7 +130,7 @@ class Anchor(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """A paper's claims, each once: `results` by their place, then what was computed, counted in the data, set."""
+    """A paper's claims, each once: `results` by place, then computed ones, counts of data, and settings."""
 
     results: dict[str, list[JudgedClaim]]
     computed: list[JudgedClaim]
@@ -139,7 +139,7 @@ class Parts:
 
 
 def take_apart(judged: Sequence[JudgedClaim]) -> Parts:
-    """Sort a paper's claims into the parts of its page; a model's printed number is a result, whatever decides it."""
+    """Sort a paper's claims into the parts of its page; a model's printed number is always a result."""
     results, computed, counted, settings = (list[JudgedClaim]() for _ in range(4))
     for row in judged:
         is_of_a_model = row.claim.facts.number == "model" and row.claim.arm is not None
@@ -153,7 +153,7 @@ def take_apart(judged: Sequence[JudgedClaim]) -> Parts:
 
 
 def anchor_of(place: str) -> Anchor:
-    """The table or figure that a place names, else its section, else its first words."""
+    """Return the table or figure that a place names, else its section, else its first words."""
     if found := _FLOAT.search(place):
         kind, number = found.groups()
         return Anchor(("Table", "Figure").index(kind), (int(number),), f"{kind} {number}")
@@ -164,14 +164,14 @@ def anchor_of(place: str) -> Anchor:
 
 
 def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]]:
-    """`{title: claims}` in the page's order; passages of the text with few claims are one group, the last.
+    """Group claims by title, in the page's order; passages with few claims form the last group.
 
-    Where claims of one table stand at several places, "Table 1" and "section 5, Table 1", they are one group.
+    Claims of one table are one group, even if their places differ ("Table 1" and "section 5, Table 1").
     """
     groups: dict[Anchor, list[JudgedClaim]] = {}
     for row in judged:
         groups.setdefault(anchor_of(row.claim.place), []).append(row)
-    ordered = sorted(groups, key=lambda anchor: anchor[:2])  # stable: what has no number keeps the paper's order
+    ordered = sorted(groups, key=lambda anchor: anchor[:2])  # stable: places without a number keep the paper's order
     scattered = [anchor for anchor in ordered if anchor.order >= 2 and len(groups[anchor]) < FEW]
     if len(scattered) == 1:
         scattered = []
@@ -182,7 +182,7 @@ def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]
 
 
 def _title(anchor: Anchor, rows: Sequence[JudgedClaim]) -> str:
-    """The place as the claims have it if all have the same and it begins with what it is found by; else the latter."""
+    """Return the claims' place if they share it and it begins with the anchor's title, else that title."""
     (place, *others) = {row.claim.place for row in rows}
     is_whole = not others and place[:6].lower() == anchor.title[:6].lower()
     return place[0].upper() + place[1:] if is_whole else anchor.title
@@ -192,12 +192,12 @@ CURVES_OF: dict[str, tuple[Curve, ...]] = {
     "accuracy": ("train_accuracy", "test_accuracy"),
     "loss": ("train_loss", "test_loss"),
 }
-"""Figures in these metrics are of learning curves."""
+"""Curves of figures in these metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """One experiment: `sentences` first, then the charts by name, then `comparison`, cut to the models in question."""
+    """One experiment: sentences, charts by name, and the comparison, reduced to the models in question."""
 
     comparison: ExperimentComparison
     charts: dict[str, Drawing]
@@ -205,7 +205,7 @@ class Shown:
 
 
 def list_shown(session: Session, record: ClaimRecord, compare: Answer) -> list[Shown]:
-    """One for each experiment on real data; none for a claim that has other charts, of its number."""
+    """Return what to show for each experiment on real data; [] for claims whose number is drawn elsewhere."""
     is_of_a_size = record.claim.facts.at_size and record.verdict.estimate is not None
     if record.verdict.status != Status.SHOWN and not is_of_a_size:
         return []
@@ -247,7 +247,7 @@ def _show(session: Session, claim: Claim, comparison: ExperimentComparison, kind
 
 
 def _bests(comparison: ExperimentComparison) -> list[str]:
-    """The best model of each role, as a sentence."""
+    """Name the best model of each role, a sentence each."""
     write, is_lower = value_in(comparison.metric.unit), comparison.metric.better == "lower"
     sentences = []
     for role in ("baseline", "proposed"):

@@ -1,4 +1,4 @@
-"""Files of the repository on pages: linked where an operator says where it is, else shown here; else named.
+"""Links to files of the repository: at its public address if one is configured, else on a page here.
 
 Markdown is rendered as a page: raw HTML is escaped, and links stay within the site.
 """
@@ -23,7 +23,7 @@ from service.pages.formats import is_web_address, prose
 
 SHOWN = ("LICENSE", "NOTICE", "CITATION.cff", "README.md", "CHANGELOG.md", "params.yaml", "params/*.yaml")
 DOCUMENTS = ("docs/*.md", "docs/*/*.md", "docs/*.png", "data/evidence/equivalences.jsonl")
-"""Patterns of the files that pages speak of; none else is shown."""
+"""Patterns of the files that pages may show."""
 _NAMED = re.compile(r"\bdocs/[\w/.-]+\.md\b|\bparams(?:/[\w-]+)?\.yaml\b")
 _DECISION = re.compile(r"\bdecisions? (\d{4})\b")
 
@@ -39,7 +39,7 @@ def files_below(root: Path) -> dict[str, Path]:
 
 
 def link_file(repository: str | None, files: Mapping[str, Path], path: str, text: str | None = None) -> Markup:
-    """A file below the root of the repository, as code unless it has a `text`."""
+    """Link a file by its path below the root; without `text`, the path is shown as code."""
     shown = escape(text) if text else Markup("<code>{}</code>").format(path)
     if repository is not None:
         return Markup('<a href="{}/blob/HEAD/{}">{}</a>').format(repository.rstrip("/"), path, shown)
@@ -49,7 +49,7 @@ def link_file(repository: str | None, files: Mapping[str, Path], path: str, text
 
 
 def link_named(repository: str | None, files: Mapping[str, Path], text: str) -> Markup:
-    """A text with its code marked, and documents and "decision 0008" as links where they can be."""
+    """Mark code in a text, and link documents and "decision 0008" if they can be shown."""
 
     def decision(found: re.Match[str]) -> str:
         linked = str(link_file(repository, files, "docs/decisions.md", found[0]))
@@ -62,7 +62,7 @@ def link_named(repository: str | None, files: Mapping[str, Path], text: str) -> 
 
 
 def install(environment: Environment, repository: str | None, contact: str | None, files: Mapping[str, Path]) -> None:
-    """Register the global `file`, the filter `prose` that links documents, and the addresses themselves."""
+    """Register the global `file`, the filter `prose`, which links documents, and the addresses."""
     environment.globals |= {
         "repository": repository,
         "contact": contact,
@@ -94,7 +94,7 @@ class Document:
 def render(path: str, text: str, shown: frozenset[str], repository: str | None) -> Document:
     """Render the document at `path` below the root.
 
-    A relative link leads to one of the `shown` files here, else into the `repository`, else it is plain text.
+    A relative link leads to one of the `shown` files, else to the `repository`; without either it becomes plain text.
     """
     tokens = _MARKDOWN.parse(_COMMENT.sub("", text))
     title = path
@@ -102,7 +102,7 @@ def render(path: str, text: str, shown: frozenset[str], repository: str | None) 
         title, tokens = tokens[1].content.replace("`", ""), tokens[3:]
     contents, known = list[tuple[str, str]](), Counter[str]()
     for token, following in itertools.pairwise(tokens):
-        if token.type == "heading_open":  # gets the anchor that GitHub gives it
+        if token.type == "heading_open":  # same anchor as on GitHub
             heading = following.content.replace("`", "")
             anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
             token.attrSet("id", f"{anchor}-{known[anchor]}" if known[anchor] else anchor)
@@ -131,7 +131,7 @@ def _place_links(tokens: Iterable[Token], folder: str, shown: frozenset[str], re
             is_plain = address is None
             token.attrs = {key: address} if address else {}
         if is_plain and token.type == "image":
-            token.type = "text"  # what the picture shows
+            token.type = "text"  # its alternative text
         elif is_plain and token.type in ("link_open", "link_close"):
             token.tag = "span"
 

@@ -1,9 +1,9 @@
-"""Claims that answer a question: a full-text index over claims, models, metrics and data sets, the best match first.
+"""Full-text search for claims by their words, models, metrics and data sets, best match first.
 
 SQLite's FTS5 with a Porter stemmer finds words in their forms, in memory, so that it works for every results database.
-Names count as one word however they are spelled (`Local-ViT`, `local vit`), and `spellings.csv` has what papers call
-one thing: each line's term and its spellings.  A claim's score is the sum over the asked words of their rarity times
-the weight of the column that has them.  A trigram index finds the known word that is spelled like an unknown one.
+A name counts as one word in any spelling (`Local-ViT`, `local vit`); each line of `spellings.csv` has a term and its
+synonyms.  A claim's score is the sum, over the words of the query, of their rarity times the weight of the column that
+contains them.  A trigram index finds known words that are spelled like an unknown one.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ its many model models more much my network networks of on or paper really than t
 was were what when which who why will with work you
 """
 BETTER = ("order", "difference", "gap", "tally", "wins")
-"""Kinds of claims that say of one model that it is better than another, where their number is above 0."""
+"""Kinds of claims that one model is better than another if their number is above 0."""
 WEIGHTS = {"about": 1.0, "name": 2.0, "statement": 3.0, "models": 3.0}
-"""Columns of the index; a claim's own words weigh as much as its models."""
+"""Columns of the index with their weights; a claim's own words weigh as much as its models."""
 COMPARING = ("against", "beat")
-"""Words that most claims have in some form, and none is about."""
+"""Words that most claims contain and that distinguish none."""
 OF_BOTH = 4.0
-"""What a claim gains that has two of the asked models."""
+"""Bonus for a claim about two of the requested models."""
 NEARLY = 12
-"""Claims that are shown where none has every word."""
+"""Number of claims to show if none has every word."""
 ALIKE = 30
-"""Words with most of a word's trigrams that may be meant by it."""
+"""Number of similar words, by trigrams, to consider for a misspelled one."""
 LONGEST = 4  # words of one name
 SPELLINGS = Path(__file__).parent / "spellings.csv"
 
@@ -51,9 +51,9 @@ _WORD = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+\d*", re.UNICODE)
 
 @dataclass(frozen=True)
 class Found:
-    """Claims that match, the best first; `is_whole`: they have every word.
+    """Matching claims, best first; `is_whole`: they have every word.
 
-    `near`: known words like those that no claim has.  `papers`: whose titles have a word that no claim found has.
+    `near`: known words similar to unknown ones.  `papers`: those with an unknown word in their title.
     """
 
     claims: list[JudgedClaim]
@@ -63,7 +63,7 @@ class Found:
 
 
 def _split(text: str) -> list[str]:
-    """Words and numbers in lower case; "CIFAR-10" is one."""
+    """Split into words and numbers in lower case; "CIFAR-10" is one word."""
     return _WORD.findall(re.sub(r"(?<=[A-Za-z])-(?=\d)", "", text).lower())
 
 
@@ -91,7 +91,7 @@ class Words:
 
 
 class ClaimIndex:
-    """The words of all claims of one content of the database.
+    """Index of the words of all claims, for one content of the database.
 
     `names` are the claims' phrases, `arms` the titles of each (experiment, arm), `papers` the papers' titles,
     `datasets` those of the data sets.
@@ -126,7 +126,7 @@ class ClaimIndex:
     def _columns(
         self, row: JudgedClaim, name: str, arms: Mapping[tuple[str, str], str], datasets: Mapping[str, str]
     ) -> list[str]:
-        """The words of a claim's models, of its name, and of all else that is known of it, spelled both ways."""
+        """Return the words of a claim's models, statement, name and other fields, in both spellings."""
         claim = row.claim
         titles = [
             arms.get((first, arm or ""), "") for first in row.experiments[:1] for arm in (claim.arm, claim.baseline_arm)
@@ -179,7 +179,7 @@ class ClaimIndex:
         )
 
     def _like(self, word: str) -> list[str]:
-        """Known words that are spelled like one that no claim has, the most similar first; none of a title's word."""
+        """Return known words similar to an unknown one, most similar first; [] for a word of a title or a number."""
         if word[0].isdigit() or any(word in title for title in self._papers.values()):
             return []
         parts = " OR ".join(f'"{part}"' for part in (f"_{word}_"[at : at + 3] for at in range(len(word))))
@@ -189,7 +189,7 @@ class ClaimIndex:
         return difflib.get_close_matches(word, alike, n=3, cutoff=0.7)
 
     def _weigh(self, word: str) -> dict[str, float]:
-        """The weight of the best column of every claim that has the word, in any of its forms."""
+        """Return for each claim with the word, in any form, the weight of its best column."""
         found: dict[str, float] = {}
         with self._lock:
             for column, weight in WEIGHTS.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from service.pages.dots import Interval, draw_interval
-from service.pages.formats import as_confidence, as_precise_as, from_to, plain, points, value_in
+from service.pages.formats import as_confidence, from_to, plain, points, value_in, value_with
 from service.pages.legend import COLOURS, headline_of
 from stages.results import ExperimentComparison, JudgedClaim, Versus, Word
 
@@ -26,7 +26,7 @@ class Pair:
 
 
 def first_pair(asked: Iterable[Sequence[JudgedClaim]], comparisons: Sequence[ExperimentComparison]) -> Pair:
-    """The two models of the first claim, of those that answer a paper's question, which compares two."""
+    """Return the models of the first claim that compares two, among those that answer a paper's question."""
     titles = {(item.experiment, arm.arm): arm.title for item in comparisons for arm in item.arms}
     for row in (row for rows in asked for row in rows if len(row.experiments) == 1):
         names = [titles.get((row.experiments[0], arm or "")) for arm in (row.claim.arm, row.claim.baseline_arm)]
@@ -36,7 +36,7 @@ def first_pair(asked: Iterable[Sequence[JudgedClaim]], comparisons: Sequence[Exp
 
 
 def list_titles(comparisons: Iterable[ExperimentComparison]) -> list[str]:
-    """The models that the form offers, each title once."""
+    """List the models that the form offers, each title once."""
     return list(dict.fromkeys(arm.title for item in comparisons if len(item.arms) <= LARGE_GRID for arm in item.arms))
 
 
@@ -61,23 +61,22 @@ def answer_versus(found: Versus) -> str:
     if word is Word.FAILS:
         return f"No: {theirs} beats {ours} {on} by {size} ({interval})."
     ahead, behind = (ours, theirs) if sign > 0 else (theirs, ours)
-    told = f"Open: {ahead} is ahead of {behind} {on} by {size}, but the other order is possible, too ({interval})"
-    return f"{told}{_to_decide(found)}."
+    start = f"Open: {ahead} is ahead of {behind} {on} by {size}, but the other order is possible, too ({interval})"
+    return f"{start}{_to_decide(found)}."
 
 
 def name_sides(found: Versus) -> tuple[str, str]:
-    """The two titles, each with its experiment where no experiment trains both."""
+    """Return both titles, with their experiments if no experiment trains both."""
     if found.is_paired:
         return found.a.arm.title, found.b.arm.title
     return tuple(f"{side.arm.title} ({side.experiment.title})" for side in (found.a, found.b))  # type: ignore[return-value]
 
 
 def gain_in_words(found: Versus, gain: float) -> str:
-    """A gain in the unit of the metric; of fractions in points."""
+    """Write a gain in the unit of the metric, fractions in percentage points."""
     if found.metric.unit == "fraction":
         return points(gain)
-    verdict = found.verdict
-    return value_in(found.metric.unit, as_precise_as(verdict.low, verdict.high))(gain)
+    return value_with(found.verdict.low, found.verdict.high, found.metric.unit)(gain)
 
 
 def _to_decide(found: Versus) -> str:
@@ -101,7 +100,7 @@ def hours_in_words(hours: Mapping[str, float] | None) -> str:
 
 
 def describe_images(found: Versus) -> str:
-    """The paired test of the right answers, image by image, of the networks that there are; "" without any."""
+    """Describe the paired test of the networks, image by image; "" without networks."""
     pairs, (ours, theirs) = found.images, name_sides(found)
     if not pairs:
         return ""
@@ -121,7 +120,7 @@ def describe_images(found: Versus) -> str:
 
 
 def draw_gain(found: Versus) -> Interval | None:
-    """The gain with its interval against zero; None without an interval."""
+    """Draw the gain with its interval against zero; None without an interval."""
     verdict = found.verdict
     if verdict.estimate is None or verdict.low is None or verdict.high is None:
         return None
@@ -131,22 +130,22 @@ def draw_gain(found: Versus) -> Interval | None:
         (verdict.low, verdict.high),
         points if found.metric.unit == "fraction" else value_in(found.metric.unit),
         side=COLOURS[headline_of(verdict.status)],
-        told=f"The gain of {ours} over {theirs} with its interval, right of zero if {ours} is better",
+        text=f"The gain of {ours} over {theirs} with its interval, right of zero if {ours} is better",
         has_zero=True,
     )
 
 
 def facts_of(found: Versus) -> list[tuple[str, str]]:
-    """List the rows below the answer: each model's number, what the plan can show, what is missing."""
+    """List the rows below the answer: each model's number, the power of the plan, and the missing runs."""
     write = value_in(found.metric.unit)
-    told = []
+    rows = []
     for title, side in zip(name_sides(found), (found.a, found.b), strict=True):
         reached = "no result yet" if side.value is None else f"{write(side.value)} (n = {side.n})"
-        told.append((title, f"{reached}, {side.trained} of {side.planned} runs in full length"))
+        rows.append((title, f"{reached}, {side.trained} of {side.planned} runs in full length"))
     if found.least is not None:
         least = gain_in_words(found, found.least).removeprefix("+")
         detects = f"{found.a.planned} runs of each detect {least} or more with a chance of 80 %"
-        told.append(("power", f"{detects} (spread: {found.spread_source})"))
+        rows.append(("power", f"{detects} (spread: {found.spread_source})"))
     if found.missing and (hours := hours_in_words(found.hours)):
-        told.append(("cost to decide", f"{found.missing} trainings, {hours}"))
-    return told
+        rows.append(("cost to decide", f"{found.missing} trainings, {hours}"))
+    return rows

@@ -18,34 +18,7 @@ from sqlalchemy.orm import Session
 
 from service.database.curves import name_quantity
 from service.database.queries import list_datasets
-from service.pages import formats
-from service.pages.formats import (
-    as_precise_as,
-    exact,
-    expected_observation,
-    flops,
-    format_signed_change,
-    from_to,
-    in_terms_of,
-    lower_first,
-    memory,
-    names_baseline_first,
-    plain,
-    unit_of,
-    value_in,
-)
-from service.pages.legend import (
-    COLOURS,
-    REASONS,
-    address_of,
-    data_query,
-    date_of,
-    headline_of,
-    key_of,
-    meaning_of,
-    part_of,
-    word_of,
-)
+from service.pages import formats, legend
 from service.pages.models import threads
 from stages.results import (
     ICONS,
@@ -64,11 +37,9 @@ from stages.results import (
 
 FILE = Path(__file__).with_name("captions.csv")
 _UNITS: Mapping[str, Callable[[float], str]] = {
-    "": plain,
-    "FLOP": flops,
-    "bytes": memory,
-    "percent": lambda number: f"{plain(number)} %",
-    "share": lambda number: f"{plain(100 * number)} %",
+    "FLOP": formats.flops,
+    "percent": lambda number: f"{formats.plain(number)} %",
+    "share": lambda number: f"{formats.plain(100 * number)} %",
 }
 _DATA = {
     "c10": "CIFAR-10",
@@ -130,30 +101,22 @@ def find_caption(paper: str, name: str) -> tuple[str, Callable[[float], str]] | 
     for row in captions():
         if row.paper in (None, paper) and (match := row.pattern.fullmatch(name)):
             groups = [(_DATA | _NETS | _CAPTION_WORDS).get(group, group) for group in match.groups()]
-            return row.text.format(*groups, name=name), _writer(row.unit)
+            return row.text.format(*groups, name=name), _UNITS.get(row.unit) or formats.value_in(row.unit)
     return None
-
-
-def _writer(unit: str) -> Callable[[float], str]:
-    return _UNITS.get(unit, lambda number: f"{plain(number)} {unit}")
 
 
 def caption_all(computed: Mapping[str, float], paper: str) -> list[tuple[str, str]]:
     """Return the numbers of a finding as table rows; names without a caption are shown without underscores."""
     rows = []
     for name, number in computed.items():
-        text, write = find_caption(paper, name) or (name.replace("_", " "), plain)
+        text, write = find_caption(paper, name) or (name.replace("_", " "), formats.plain)
         rows.append((text, write(number)))
     return rows
 
 
 _WORDS = {
-    "dataset.classes": "Classes",
-    "dataset.images": "Images",
-    "dataset.inputs": "Inputs",
     "dataset.response_max": "Largest response",
     "dataset.response_min": "Smallest response",
-    "dataset.rows": "Rows",
     "dataset.size": "Side length of the training images",
     "dataset.test": "Test images",
     "dataset.train": "Training images",
@@ -172,13 +135,10 @@ _WORDS = {
     "model.dim": "Width of a token",
     "model.mlp_dim": "Hidden width of the MLP",
     "model.num_heads": "Attention heads",
-    "model.patch_size": "Patch size",
     "model.token_dim": "Hidden width of token mixing",
-    "protocol.batch_size": "Batch size",
     "protocol.early_stop.from_epoch": "First epoch that may stop early",
     "protocol.early_stop.min_delta": "Smallest improvement that delays stopping",
     "protocol.early_stop.patience": "Patience of early stopping",
-    "protocol.epochs": "Epochs",
     "protocol.optimizer.lr": "Learning rate",
     "protocol.optimizer.momentum": "Momentum",
     "protocol.schedule.factor": "Factor of the learning rate at a step",
@@ -186,12 +146,11 @@ _WORDS = {
     "protocol.schedule.milestones.1": "Second drop of the learning rate, as a share of the steps",
     "protocol.schedule.milestones.2": "Third drop of the learning rate, as a share of the steps",
     "protocol.schedule.warmup_steps": "Warm-up steps",
-    "protocol.split.folds": "Folds",
     "protocol.split.test": "Share for testing",
     "protocol.split.train": "Share for training",
     "protocol.split.val": "Share for validation",
 }
-"""Titles of metrics and settings that `METRICS` lacks."""
+"""Titles of metrics and settings that `METRICS` lacks and whose own name would mislead."""
 
 _WEB_PAGES = "authors' web pages"
 """A claim's `place` if the authors print it outside the paper."""
@@ -200,44 +159,25 @@ _WEB_PAGES = "authors' web pages"
 def install(environment: Environment) -> None:
     """Register functions on a claim or verdict as template filters."""
     for function in (
-        *(side_of, in_terms_of, unit_of, as_run, print_value, print_ours, print_metric, name_quantity, agreement),
-        *(
-            size_of,
-            format_signed_change,
-            expected_observation,
-            formats.by_reading,
-            verdict_in_words,
-            name_reading,
-            ours_is,
-            ours_in_words,
-            part_of,
-        ),
+        *(side_of, as_run, print_value, print_ours, print_metric, name_quantity, agreement, size_of, verdict_in_words),
+        *(name_reading, ours_is, ours_in_words, name_metric, speaker, threads, caption_all, kind_of_run),
+        *(formats.in_terms_of, formats.unit_of, formats.format_signed_change, formats.expected_observation),
+        *(formats.by_reading, legend.part_of, legend.meaning_of, legend.word_of, legend.key_of, legend.headline_of),
+        *(legend.data_query, legend.address_of, legend.date_of),
     ):
         environment.filters[function.__name__] = function
-    environment.filters["metric_name"] = name_metric
-    environment.filters["meaning"] = meaning_of
-    environment.filters["word_of"] = word_of
-    environment.filters["key_of"] = key_of
-    environment.filters["headline"] = headline_of
-    environment.globals.update(icons=ICONS, reasons=REASONS)
-    environment.filters["speaker"] = speaker
-    environment.filters["threads"] = threads
-    environment.filters["caption_all"] = caption_all
-    environment.filters["data_query"] = data_query
-    environment.filters["kind_of_run"] = kind_of_run
-    environment.filters["paper_address"] = address_of
-    environment.filters["paper_date"] = date_of
-    environment.globals.update(span_of=span_of, as_precise_as=as_precise_as)
+    environment.globals |= {"icons": ICONS, "reasons": legend.REASONS}
+    environment.globals |= {"span_of": span_of, "as_precise_as": formats.as_precise_as}
 
 
 def side_of(status: str) -> str:
     """Return the colour of a verdict: for, against, open or waiting."""
-    return COLOURS[headline_of(status)]
+    return legend.COLOURS[legend.headline_of(status)]
 
 
 def is_decided(status: str) -> bool:
     """Return True if the verdict is "holds" or "fails"."""
-    return headline_of(status) in (Word.HOLDS, Word.FAILS)
+    return legend.headline_of(status) in (Word.HOLDS, Word.FAILS)
 
 
 def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tuple[str, str], str]) -> str:
@@ -254,10 +194,10 @@ def name_claim(judged: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tup
         next((arms[where, name] for where in judged.experiments if name and (where, name) in arms), name)
         for name in (claim.arm, claim.baseline_arm)
     )
-    if names_baseline_first(claim):
+    if formats.names_baseline_first(claim):
         arm, baseline = baseline, arm
     if arm:
-        metric = lower_first(metric)
+        metric = formats.lower_first(metric)
         phrase = f"{arm} against {baseline}: {metric}" if baseline else f"{arm}: {metric}"
     else:
         phrase = metric
@@ -271,17 +211,17 @@ def name_metric(metric: str) -> str:
     """Return the title of a metric or setting."""
     if metric in METRICS:
         return METRICS[metric].title
-    return _WORDS.get(metric) or metric.replace("_", " ").capitalize()
+    return _WORDS.get(metric) or metric.rpartition(".")[2].replace("_", " ").capitalize()
 
 
 def as_run(value: float, claim: Claim) -> str:
     """Write one run's number in the claim's metric, even if the claim is about a difference."""
-    return value_in(METRICS[claim.metric].unit if claim.metric in METRICS else claim.unit or "")(value)
+    return formats.value_in(METRICS[claim.metric].unit if claim.metric in METRICS else claim.unit or "")(value)
 
 
 def print_value(claim: Claim) -> str:
     """Write the paper's number with all its digits, or "–" if it prints none."""
-    return formats.print_value(claim, exact)
+    return formats.print_value(claim, formats.exact)
 
 
 def speaker(claim: Claim) -> str:
@@ -293,8 +233,8 @@ def print_ours(verdict: VerdictRow, claim: Claim) -> str:
     """Write our number as precisely as its interval; if several readings hold, their range."""
     readings = formats.by_reading(claim) if verdict.basis == "finding" else []
     if readings and (claim.finding or {})["status"] == Status.HOLDS:
-        return from_to(readings[0][1], readings[-1][1])
-    return format_signed_change(verdict.ours, claim, as_precise_as(verdict.low, verdict.high))
+        return formats.from_to(readings[0][1], readings[-1][1])
+    return formats.format_signed_change(verdict.ours, claim, formats.as_precise_as(verdict.low, verdict.high))
 
 
 def ours_in_words(judged: JudgedClaim) -> str:
@@ -305,8 +245,8 @@ def ours_in_words(judged: JudgedClaim) -> str:
     if verdict.ours is not None:
         return print_ours(verdict, claim)
     if verdict.basis == "results" and verdict.estimate is not None:
-        write = as_precise_as(verdict.low, verdict.high)
-        size = in_terms_of(abs(verdict.estimate), claim, write).removeprefix("+")
+        write = formats.as_precise_as(verdict.low, verdict.high)
+        size = formats.in_terms_of(abs(verdict.estimate), claim, write).removeprefix("+")
         if claim.factor:
             return f"gains differ by {size} over {claim.factor}"
         if claim.facts.at_size:
@@ -316,13 +256,13 @@ def ours_in_words(judged: JudgedClaim) -> str:
 
 def span_of(low: float, high: float, claim: Claim) -> str:
     """Write an interval in the terms of `claim`, with its unit once."""
-    write = as_precise_as(low, high)
-    return from_to(in_terms_of(low, claim, write), in_terms_of(high, claim, write))
+    write = formats.as_precise_as(low, high)
+    return formats.from_to(formats.in_terms_of(low, claim, write), formats.in_terms_of(high, claim, write))
 
 
 def size_of(size: Mapping[str, Any] | None) -> str:
-    """Verdict on a difference's size, as "size open"; empty if it isn't judged."""
-    return "" if size is None else f"size {headline_of(size['status'])}"
+    """Write the verdict on a difference's size, as "size open"; "" if it isn't judged."""
+    return "" if size is None else f"size {legend.headline_of(size['status'])}"
 
 
 def name_with_value(name: str, claim: Claim) -> str:
@@ -337,7 +277,7 @@ def name_with_value(name: str, claim: Claim) -> str:
 
 def print_metric(row: Metric) -> str:
     """Write a result's number in its metric's unit."""
-    return value_in(METRICS[row.metric].unit)(row.value) if row.metric in METRICS else plain(row.value)
+    return formats.value_in(METRICS[row.metric].unit)(row.value) if row.metric in METRICS else formats.plain(row.value)
 
 
 def ours_is(verdict: VerdictRow, claim: Claim) -> str:
@@ -351,13 +291,13 @@ def ours_is(verdict: VerdictRow, claim: Claim) -> str:
 
 def verdict_in_words(judged: JudgedClaim) -> str:
     """Summarise a verdict for use outside its page: word, reason if undecided, size, part and mark."""
-    verdict, word = judged.verdict, word_of(judged)
-    text = str(word) if is_decided(verdict.status) else f"{word}: {REASONS[key_of(judged)]}"
-    return ", ".join(filter(None, (text, size_of(verdict.size), part_of(judged), verdict.mark)))
+    verdict, word = judged.verdict, legend.word_of(judged)
+    text = str(word) if is_decided(verdict.status) else f"{word}: {legend.REASONS[legend.key_of(judged)]}"
+    return ", ".join(filter(None, (text, size_of(verdict.size), legend.part_of(judged), verdict.mark)))
 
 
 def name_reading(judged: JudgedClaim) -> str | None:
-    """Reading under which a statement is true: "only if read as growth with the tokens"."""
+    """Name the readings under which a claim is true, as "only if read as growth with the tokens"."""
     if judged.verdict.status != Status.HOLDS_UNDER_READING:
         return None
     readings = (judged.claim.finding or {}).get("readings", [])
@@ -370,7 +310,7 @@ def name_reading(judged: JudgedClaim) -> str | None:
 
 def describe_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ()) -> str:
     """Count the claims of one table or section by word; `looks` are those with a first indication."""
-    counts = Counter(word_of(row) for row in judged)
+    counts = Counter(legend.word_of(row) for row in judged)
     decided = {word: counts[word] for word in (Word.HOLDS, Word.FAILS) if counts[word]}
     others = {word: counts[word] for word in (Word.OPEN, Word.NOT_TESTED) if counts[word]}
     seen = sum(row.claim.id in looks for row in judged)
@@ -388,7 +328,7 @@ def describe_verdicts(judged: Sequence[JudgedClaim], looks: Container[str] = ())
 
 def count_verdicts(judged: Sequence[JudgedClaim]) -> str:
     """List reasons with counts, as "a setting, and ours is the same: 26; not trained or computed yet: 2"."""
-    return "; ".join(f"{REASONS[key]}: {n}" for key, n in Counter(key_of(row) for row in judged).items())
+    return "; ".join(f"{legend.REASONS[key]}: {n}" for key, n in Counter(legend.key_of(row) for row in judged).items())
 
 
 def _list_counts(counts: Mapping[Word, int]) -> str:
@@ -424,10 +364,8 @@ def name_claims(session: Session, judged: Iterable[JudgedClaim]) -> dict[str, st
 
 def titles_of(session: Session) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
     """Return the titles of the data sets and of each (experiment, arm), for `name_claim`."""
+    arms = session.execute(select(ArmRow.experiment, ArmRow.name, ArmRow.title))
     return (
         {item.name: item.title for item in list_datasets(session)},
-        {
-            (row.experiment, row.name): row.title
-            for row in session.execute(select(ArmRow.experiment, ArmRow.name, ArmRow.title))
-        },
+        {(experiment, name): title for experiment, name, title in arms},
     )

@@ -1,4 +1,4 @@
-"""Papers, data sets, experiments and claims: what there is to be tested."""
+"""Routes of papers, data sets, experiments and claims."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Route = TypeVar("Route", bound=Callable[..., Any])
 def listing(
     router: APIRouter, tag: str, path: str, operation: str, items: Any, *errors: int
 ) -> Callable[[Route], Route]:
-    """Register a list that is answered page by page, as JSON or CSV."""
+    """Register a paged list, as JSON or CSV."""
     return router.get(path, tags=[tag], operation_id=operation, response_model=items, responses=list_responses(*errors))
 
 
@@ -142,9 +142,8 @@ def list_experiment_observations(
         raise curves.UnknownQuantity(quantity[:80], known)
     wanted = [item for item in known if quantity in (None, item)]
     arms = [item.arm for item in comparison.arms]
-    return page.answer_with(
-        curves.ObservedPointOut, curves.list_observed(session, comparison, quantities=wanted, arms=arms)
-    )
+    points = curves.list_observed(session, comparison, quantities=wanted, arms=arms)
+    return page.answer_with(curves.ObservedPointOut, points)
 
 
 @listing(router, "claims", "/claims", "listClaims", list[claim_schemas.ClaimOut], 404)
@@ -165,22 +164,12 @@ def list_claims(
     ] = None,
 ) -> Sequence[claim_schemas.ClaimOut] | Response:
     """The papers' claims, each with its verdict."""
-    wanted = ClaimFilter(
-        paper=paper,
-        dataset=dataset,
-        experiment=experiment,
-        kind=kind,
-        verdict=verdict,
-        word=word,
-        standing=standing,
-        family=family,
-    )
+    names = {"paper": paper, "dataset": dataset, "experiment": experiment, "kind": kind, "family": family}
+    wanted = ClaimFilter(**names, verdict=verdict, word=word, standing=standing)
     found = page.cut(queries.list_claims(session, wanted, limit=page.limit + 1, offset=page.offset))
-    names = name_claims(session, found)
-    return page.answer(
-        claim_schemas.ClaimOut,
-        [claim_schemas.describe_claim(row, names[row.claim.id], unit_of(row.claim)) for row in found],
-    )
+    titles = name_claims(session, found)
+    described = [claim_schemas.describe_claim(row, titles[row.claim.id], unit_of(row.claim)) for row in found]
+    return page.answer(claim_schemas.ClaimOut, described)
 
 
 @router.get("/claims/{claim_id}", tags=["claims"], operation_id="getClaim", responses=declared(404))
@@ -188,9 +177,8 @@ def read_claim(claim_id: str, session: ResultsSession, compare: Compare) -> clai
     """One claim: its verdict, the runs behind it, its deviations and its cost."""
     record = find_judged(session, claim_id)
     observed = curves.list_behind(session, record, queries.arms_of(session, record.experiments), compare)
-    return claim_schemas.describe_record(
-        record, observed, name_claims(session, [record])[claim_id], unit_of(record.claim)
-    )
+    title = name_claims(session, [record])[claim_id]
+    return claim_schemas.describe_record(record, observed, title, unit_of(record.claim))
 
 
 @router.get("/verdicts", tags=["claims"], operation_id="listVerdicts", responses=declared(404, 422))

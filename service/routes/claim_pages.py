@@ -13,7 +13,7 @@ from service.database import queries
 from service.database.comparing import Question, first_of_each_dataset
 from service.database.curves import list_behind
 from service.database.queries import lacking_test_images, list_deviations, list_mentioned, tally_of
-from service.dependencies import Compare, ResultsSession, app_state_of, site_of
+from service.dependencies import Compare, ResultsSession, app_state_of, render_page, site_of
 from service.http.errors import declared
 from service.pages import concluding, opening, planning, wording
 from service.pages.charts import draw_arms, draw_blocks, draw_trend, mark_labs, mark_pairs
@@ -73,23 +73,21 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
     names = wording.name_claims(session, [row for rows in drawn.values() for row in rows])
     by_experiment = {item.experiment: item for item in comparisons}
     marks = Counter(row.verdict.mark for row in judged if row.verdict.registration)
-    return app_state_of(request).templates.TemplateResponse(
+    return render_page(
         request,
         "front.html",
-        {
-            "papers": papers,
-            "strips": {name: draw_strip(rows, names) for name, rows in drawn.items()},
-            "counts": {tally.paper: tally for tally in tallies},
-            "cards": opening.cards_of(tallies),
-            "open": opening.still_open(tallies),
-            "answers": {name: opening.answer(rows, by_experiment) for name, rows in asked.items()},
-            "exploratory": sum(number for mark, number in marks.items() if mark != "confirmatory"),
-            "planned": opening.prospects(opening.add(Outlook, [tally.outlook for tally in tallies])),
-            "pair": first_pair(asked.values(), comparisons),
-            "titles": list_titles(comparisons),
-            "datasets": datasets,
-            "overview": first_of_each_dataset([item for item in comparisons if item.provenance]),
-        },
+        papers=papers,
+        strips={name: draw_strip(rows, names) for name, rows in drawn.items()},
+        counts={tally.paper: tally for tally in tallies},
+        cards=opening.cards_of(tallies),
+        open=opening.still_open(tallies),
+        answers={name: opening.answer(rows, by_experiment) for name, rows in asked.items()},
+        exploratory=sum(number for mark, number in marks.items() if mark != "confirmatory"),
+        planned=opening.prospects(opening.add(Outlook, [tally.outlook for tally in tallies])),
+        pair=first_pair(asked.values(), comparisons),
+        titles=list_titles(comparisons),
+        datasets=datasets,
+        overview=first_of_each_dataset([item for item in comparisons if item.provenance]),
     )
 
 
@@ -113,45 +111,43 @@ def show_paper(
     deviations = list_deviations(session, name)
     names = {row.claim.id: wording.name_claim(row, titles, arms) for row in judged}
     drawn, address = draw_lines(judged, names), app_state_of(request).settings.address
-    return app_state_of(request).templates.TemplateResponse(
+    return render_page(
         request,
         "paper.html",
-        {
-            "paper": paper,
-            "tally": counts,
-            "before_use": [*paper.before_use, *(filter(None, [opening.describe_open(counts)]) if counts else [])],
-            "words": Counter(word_of(row) for row in every),
-            "prospects": opening.prospects(counts.outlook) if counts else "",
-            "discoveries": opening.describe_discoveries(counts) if counts else "",
-            "grounds": opening.by_ground([counts]) if counts else [],
-            "families": list_families(session, paper=name),
-            "parts_of": parts,
-            "groups": {place: lay_out(rows, titles, arms) for place, rows in parts.results.items()},
-            "summaries": {place: wording.describe_verdicts(rows, looks) for place, rows in groups.items()},
-            "counts": {
-                "counted": wording.count_verdicts(parts.counted),
-                "settings": wording.count_verdicts(parts.settings),
-            },
-            "computed": COMPUTED,
-            "errors": {place: wording.shared_errors(rows, counts) for place, rows in groups.items()} if counts else {},
-            "names": names,
-            "error_counts": count_errors(every),
-            "looks": looks,
-            "chances": {place: list_chances(rows, looks) for place, rows in groups.items()},
-            "shortened": describe_looks(looks, judged, titles),
-            "deviations": deviations if verdict is None else [],
-            "explained": opening.first_places(session, deviations, groups),
-            "tests": opening.describe_tests(deviations, arms, compare),
-            "answer": opening.answer(
-                [row for row in every if any(fnmatchcase(row.claim.id, one) for one in paper.answered_by)],
-                {item.experiment: item for item in compare(Question(paper=name))},
-            ),
-            "drawn": drawn[:MAX_PLOTTED],
-            "counts_drawn": len(drawn),
-            "bibtex": bibtex_paper(paper, counts, address, queries.content_digest(session)),
-            "linked_data": article_of(paper, f"{site_of(request)}/papers/{name}"),
-            "verdict": verdict,
+        paper=paper,
+        tally=counts,
+        before_use=[*paper.before_use, *(filter(None, [opening.describe_open(counts)]) if counts else [])],
+        words=Counter(word_of(row) for row in every),
+        prospects=opening.prospects(counts.outlook) if counts else "",
+        discoveries=opening.describe_discoveries(counts) if counts else "",
+        grounds=opening.by_ground([counts]) if counts else [],
+        families=list_families(session, paper=name),
+        parts_of=parts,
+        groups={place: lay_out(rows, titles, arms) for place, rows in parts.results.items()},
+        summaries={place: wording.describe_verdicts(rows, looks) for place, rows in groups.items()},
+        counts={
+            "counted": wording.count_verdicts(parts.counted),
+            "settings": wording.count_verdicts(parts.settings),
         },
+        computed=COMPUTED,
+        errors={place: wording.shared_errors(rows, counts) for place, rows in groups.items()} if counts else {},
+        names=names,
+        error_counts=count_errors(every),
+        looks=looks,
+        chances={place: list_chances(rows, looks) for place, rows in groups.items()},
+        shortened=describe_looks(looks, judged, titles),
+        deviations=deviations if verdict is None else [],
+        explained=opening.first_places(session, deviations, groups),
+        tests=opening.describe_tests(deviations, arms, compare),
+        answer=opening.answer(
+            [row for row in every if any(fnmatchcase(row.claim.id, one) for one in paper.answered_by)],
+            {item.experiment: item for item in compare(Question(paper=name))},
+        ),
+        drawn=drawn[:MAX_PLOTTED],
+        counts_drawn=len(drawn),
+        bibtex=bibtex_paper(paper, counts, address, queries.content_digest(session)),
+        linked_data=article_of(paper, f"{site_of(request)}/papers/{name}"),
+        verdict=verdict,
     )
 
 
@@ -168,22 +164,20 @@ def show_versus(
     chosen = queries.find_dataset(session, dataset) if dataset is not None else None
     found = versus(session, chosen, a.strip(), b.strip()) if chosen and a.strip() and b.strip() else None
     claims = [find_judged(session, claim) for claim in found.claims] if found else []
-    return app_state_of(request).templates.TemplateResponse(
+    return render_page(
         request,
         "versus.html",
-        {
-            "found": found,
-            "sentence": answer_versus(found) if found else "",
-            "images": describe_images(found) if found else "",
-            "sides": name_sides(found) if found else (),
-            "plot": draw_gain(found) if found else None,
-            "facts": facts_of(found) if found else [],
-            "claims": claims,
-            "names": wording.name_claims(session, claims),
-            "pair": Pair(a=a, b=b, dataset=dataset),
-            "titles": list_titles(compare(Question(dataset=dataset))),
-            "datasets": queries.list_datasets(session),
-        },
+        found=found,
+        sentence=answer_versus(found) if found else "",
+        images=describe_images(found) if found else "",
+        sides=name_sides(found) if found else (),
+        plot=draw_gain(found) if found else None,
+        facts=facts_of(found) if found else [],
+        claims=claims,
+        names=wording.name_claims(session, claims),
+        pair=Pair(a=a, b=b, dataset=dataset),
+        titles=list_titles(compare(Question(dataset=dataset))),
+        datasets=queries.list_datasets(session),
     )
 
 
@@ -225,24 +219,22 @@ def search_claims(
         for paper, rows in (groups if q.strip() and not sort else {}).items()
         for claim, look in first_looks(paper, rows, compare, queries.list_datasets(session)).items()
     }
-    return app_state_of(request).templates.TemplateResponse(
+    return render_page(
         request,
         "claims.html",
-        {
-            "q": q,
-            "verdict": verdict,
-            "found": found,
-            "groups": groups,
-            "papers": papers,
-            "names": names,
-            "looks": looks,
-            "shortened": describe_looks(looks, found.claims, titles),
-            "words": Counter(word_of(row) for row in everything),
-            "sort": sort,
-            "reverse": reverse,
-            "page": page,
-            "pages": -(-len(found.claims) // CLAIMS_PER_PAGE),
-        },
+        q=q,
+        verdict=verdict,
+        found=found,
+        groups=groups,
+        papers=papers,
+        names=names,
+        looks=looks,
+        shortened=describe_looks(looks, found.claims, titles),
+        words=Counter(word_of(row) for row in everything),
+        sort=sort,
+        reverse=reverse,
+        page=page,
+        pages=-(-len(found.claims) // CLAIMS_PER_PAGE),
     )
 
 
@@ -264,15 +256,13 @@ def show_method(request: Request, session: ResultsSession) -> Response:
     )
     shown, terms = frozenset(parts.files), (planning.DOCS / "glossary.md").read_text(encoding="utf-8")
     method = render("docs/verdicts.md", text, shown, parts.settings.repository)
-    return parts.templates.TemplateResponse(
+    return render_page(
         request,
         "method.html",
-        {
-            "method": method,
-            "text": planning.add_badges(method.body),
-            "terms": render("docs/glossary.md", terms, shown, parts.settings.repository),
-            "papers": queries.list_papers(session),
-        },
+        method=method,
+        text=planning.add_badges(method.body),
+        terms=render("docs/glossary.md", terms, shown, parts.settings.repository),
+        papers=queries.list_papers(session),
     )
 
 
@@ -300,42 +290,40 @@ def show_claim(
     alike = [row for row in of_paper if row.claim.id in record.same_error]
     lacking = lacking_test_images(session, record.experiments if record.verdict.basis == "params" else ())
     trend, inks = concluding.find_trend(record, arms), inks_of(session)
-    return app_state_of(request).templates.TemplateResponse(
+    return render_page(
         request,
         "claim.html",
-        {
-            "record": record,
-            "name": names[claim_id],
-            "paper": paper,
-            "conclusion": concluding.conclude(record, titles, trend),
-            "reading": concluding.describe_other_reading(trend) if trend else "",
-            "found": concluding.range_of(trend, record.claim) if trend else wording.ours_in_words(record),
-            "trend_chart": draw_trend(trend, titles, record.claim) if trend else None,
-            "qualifications": concluding.qualify(record),
-            "changes": concluding.sort_changes(record.changes),
-            "planned": planning.plan_in_words(record.claim, record.verdict),
-            "departing": sum(deviation.departs for deviation in record.deviations),
-            "look": first_looks(paper.name, [record], compare, queries.list_datasets(session)).get(claim_id),
-            "timed": timed_here(record, titles, compare),
-            "counted": concluding.describe_counted(record, lacking),
-            "related": related,
-            "names": wording.name_claims(session, [*related, *alike]),
-            "tried": times_reproduced(record),
-            "tests": opening.describe_tests(record.deviations, wording.titles_of(session)[1], compare),
-            "cited": cited,
-            "bibtex": bibtex(record, names[claim_id], paper, app_state_of(request).settings.address),
-            "linked_data": json_ld(record, names[claim_id], paper, address, wording.side_of(record.verdict.status)),
-            "plot": draw_claim(record, names[claim_id]),
-            "strip": planning.strip_of(record),
-            "posterior": planning.describe_chance_of_truth(record),
-            "pairs": mark_pairs(record.pairs, titles, record.claim),
-            "labs": mark_labs(record),
-            "observed_chart": draw_blocks(observed, titles, inks),
-            "arms_charts": draw_arms(record, titles, inks),
-            "shown": list_shown(session, record, compare),
-            "titles": titles,
-            "experiments": experiments,
-        },
+        record=record,
+        name=names[claim_id],
+        paper=paper,
+        conclusion=concluding.conclude(record, titles, trend),
+        reading=concluding.describe_other_reading(trend) if trend else "",
+        found=concluding.range_of(trend, record.claim) if trend else wording.ours_in_words(record),
+        trend_chart=draw_trend(trend, titles, record.claim) if trend else None,
+        qualifications=concluding.qualify(record),
+        changes=concluding.sort_changes(record.changes),
+        planned=planning.plan_in_words(record.claim, record.verdict),
+        departing=sum(deviation.departs for deviation in record.deviations),
+        look=first_looks(paper.name, [record], compare, queries.list_datasets(session)).get(claim_id),
+        timed=timed_here(record, titles, compare),
+        counted=concluding.describe_counted(record, lacking),
+        related=related,
+        names=wording.name_claims(session, [*related, *alike]),
+        tried=times_reproduced(record),
+        tests=opening.describe_tests(record.deviations, wording.titles_of(session)[1], compare),
+        cited=cited,
+        bibtex=bibtex(record, names[claim_id], paper, app_state_of(request).settings.address),
+        linked_data=json_ld(record, names[claim_id], paper, address, wording.side_of(record.verdict.status)),
+        plot=draw_claim(record, names[claim_id]),
+        strip=planning.strip_of(record),
+        posterior=planning.describe_chance_of_truth(record),
+        pairs=mark_pairs(record.pairs, titles, record.claim),
+        labs=mark_labs(record),
+        observed_chart=draw_blocks(observed, titles, inks),
+        arms_charts=draw_arms(record, titles, inks),
+        shown=list_shown(session, record, compare),
+        titles=titles,
+        experiments=experiments,
     )
 
 

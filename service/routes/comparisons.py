@@ -1,4 +1,4 @@
-"""`GET /compare`: our results next to the paper's; `GET /api/v1/versus`: does one model beat another?"""
+"""`GET /compare`: our results next to the paper's; `GET /api/v1/versus`: two models compared."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def read_versus(
     a: ModelName,
     b: ModelName,
 ) -> VersusOut:
-    """Does `a` beat `b` on this data set?  In one sentence, with interval, power and cost, and a test image by image.
+    """Does `a` beat `b` on this data set?  The answer in one sentence, with interval, power, cost and a test by image.
 
-    Judged as an order that a paper prints is, by full-length runs of the experiment that trains both.
+    It is judged like a printed order: by full-length runs of the experiment that trains both.
     """
     found = versus(session, queries.find_dataset(session, dataset), a, b)
     return describe_versus(found, answer_versus(found))

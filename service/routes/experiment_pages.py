@@ -1,4 +1,4 @@
-"""An experiment's page: what is claimed of its models, learning curves, cost against result, two arms side by side."""
+"""Pages that compare models: an experiment, all models of a data set, and learning curves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.database.curves import (
     unit_of_curve,
 )
 from service.database.schemas import CurvePointOut
-from service.dependencies import Compare, ResultsSession, app_state_of, site_of
+from service.dependencies import Compare, ResultsSession, app_state_of, render_page, site_of
 from service.http.errors import Problem, declared
 from service.http.tabular import Table, rows_as_csv
 from service.pages import models
@@ -38,7 +38,7 @@ from stages.results import METRICS, SHOWN_METRICS, ClaimFilter, list_judged
 router = APIRouter(include_in_schema=False)
 PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
 ON_BOARD = ("result", "parameters", "flops_per_image", "peak_memory_bytes", "latency_seconds_per_sample")
-"""Columns of all models; times of training compare within one experiment alone."""
+"""Columns of the table of all models; training times are comparable only within one experiment."""
 
 
 @router.get("/experiments/{name}", responses=declared(404, 422))
@@ -58,7 +58,7 @@ def show_experiment(
     right: str | None = None,
     everything: bool = False,
 ) -> Response:
-    """The address holds every choice."""
+    """Show an experiment; the URL holds every choice."""
     experiment = queries.find_experiment(session, name)
     for wanted in (*arm, left, right):
         if wanted is not None:
@@ -76,9 +76,7 @@ def show_experiment(
     titles = {item.name: item.title for item in experiment.arms}
     inks = inks_of(session)
     spent = {key: {getattr(item.cost, key) for item in comparison.arms} - {None} for key in comparing.COSTS}
-    costs = sorted(
-        (key for key in comparing.COSTS if spent[key]), key=lambda key: len(spent[key]) < 2
-    )  # equal costs last
+    costs = sorted(filter(spent.get, spent), key=lambda key: len(spent[key]) < 2)  # equal costs last
     against = cost if cost in costs else next(iter(costs), None)
     dataset = queries.find_dataset(session, experiment.dataset)
     kind = dataset.kind
@@ -88,47 +86,42 @@ def show_experiment(
     other = by_name.get(proposed.against or "", experiment.arms[0])
     pair = [by_name[left or other.name], by_name[right or proposed.name]] if len(by_name) > 1 else []
     judged = list_judged(session, ClaimFilter(experiment=name))
-    claims = [
-        row for row in judged if row.claim.facts.number != "model" and row.claim.facts.by not in ("params", "data")
-    ]
+    others = (row for row in judged if row.claim.facts.number != "model")  # the comparison has the models' own numbers
+    claims = [row for row in others if row.claim.facts.by not in ("params", "data")]
     paper, day = queries.find_paper(session, experiment.paper), queries.read_meta(session, "newest_result")
-    return app_state_of(request).templates.TemplateResponse(
+    return render_page(
         request,
         "experiment.html",
-        {
-            "experiment": experiment,
-            "comparison": comparison,
-            "paper": paper,
-            "bibtex": bibtex_table(
-                comparison, paper, app_state_of(request).settings.address, queries.content_digest(session)
-            ),
-            "linked_data": results_of(experiment, paper, site_of(request), day),
-            "claims": claims,
-            "names": name_claims(session, claims),
-            "looks": models.first_looks(experiment.paper, claims, compare, queries.list_datasets(session)),
-            "guessing": models.describe_chance(comparison, dataset),
-            "trained": trained,
-            "shown": shown,
-            "titles": titles,
-            "curves": {name: name_curve(name, kind) for name in curves},
-            "curve": chosen,
-            "curves_chart": drawn,
-            "smooth": drawn.smooth if drawn else 1,
-            "most_lines": MOST_LINES,
-            "epochs": epochs,
-            "replicates": max((point.replicates for point in points), default=0),
-            "some_stop": len({point.replicates for point in points}) > 1,
-            "quantities": quantities,
-            "quantity": looked_at,
-            "observed_chart": draw_blocks(observed, titles, inks),
-            "metrics": comparing.metrics_of(comparison, kind),
-            "costs": {key: comparing.COSTS[key] for key in costs},
-            "cost": against,
-            "cost_chart": draw_costs(comparison, against, inks) if against else None,
-            "pair": pair,
-            "rows": comparing.lay_side_by_side(experiment, *pair) if len(pair) == 2 else [],
-            "everything": everything,
-        },
+        experiment=experiment,
+        comparison=comparison,
+        paper=paper,
+        bibtex=bibtex_table(comparison, paper, app_state_of(request).settings.address, queries.content_digest(session)),
+        linked_data=results_of(experiment, paper, site_of(request), day),
+        claims=claims,
+        names=name_claims(session, claims),
+        looks=models.first_looks(experiment.paper, claims, compare, queries.list_datasets(session)),
+        guessing=models.describe_chance(comparison, dataset),
+        trained=trained,
+        shown=shown,
+        titles=titles,
+        curves={name: name_curve(name, kind) for name in curves},
+        curve=chosen,
+        curves_chart=drawn,
+        smooth=drawn.smooth if drawn else 1,
+        most_lines=MOST_LINES,
+        epochs=epochs,
+        replicates=max((point.replicates for point in points), default=0),
+        some_stop=len({point.replicates for point in points}) > 1,
+        quantities=quantities,
+        quantity=looked_at,
+        observed_chart=draw_blocks(observed, titles, inks),
+        metrics=comparing.metrics_of(comparison, kind),
+        costs={key: comparing.COSTS[key] for key in costs},
+        cost=against,
+        cost_chart=draw_costs(comparison, against, inks) if against else None,
+        pair=pair,
+        rows=comparing.lay_side_by_side(experiment, *pair) if len(pair) == 2 else [],
+        everything=everything,
     )
 
 
@@ -146,9 +139,9 @@ def show_leaderboard(
     sort: comparing.Column = "result",
     reverse: bool = False,
 ) -> Response:
-    """All models trained on one data set, of all papers, in one metric; else on the first data set with results.
+    """Show all models trained on one data set, by default the first with results, in one metric.
 
-    With `parameters` only models that have no more of them.  Times are those taken under the conditions `timed`.
+    `parameters` is the largest size to show.  Times are those measured under the conditions `timed`.
     """
     overview = comparing.first_of_each_dataset(compare(comparing.Question()))
     datasets = [item for item in queries.list_datasets(session) if item.name in overview]
@@ -157,9 +150,8 @@ def show_leaderboard(
     chosen = queries.find_dataset(session, wanted)
     metrics = {name: METRICS[name].title for name in SHOWN_METRICS[chosen.kind] if METRICS[name].split}
     shown = metric or next(iter(metrics))
-    found = compare(
-        comparing.Question(dataset=chosen.name, profile=profile or None, metric=shown, provenance=provenance)
-    )
+    asked = comparing.Question(dataset=chosen.name, profile=profile or None, metric=shown, provenance=provenance)
+    found = compare(asked)
     every = comparing.list_entries(found)
     kept = [entry for entry in every if parameters is None or (entry.arm.cost.parameters or math.inf) <= parameters]
     stopwatch, stopwatches = models.choose_stopwatch(kept, timed)
@@ -168,44 +160,40 @@ def show_leaderboard(
     axis = axis_of([entry.arm for entry in entries], METRICS[shown])
     experiments = {name: queries.find_experiment(session, name) for name in {e.comparison.experiment for e in entries}}
     lost = {item.experiment: models.at_chance(item, chosen) for item in found}
-    return app_state_of(request).templates.TemplateResponse(
+    return render_page(
         request,
         "leaderboard.html",
-        {
-            "datasets": [item for item in datasets if overview[item.name].is_real or item.name == chosen.name],
-            "dataset": chosen,
-            "metrics": metrics,
-            "metric": METRICS[shown],
-            "profiles": list(dict.fromkeys(name for item in found for name in item.profiles)),
-            "profile": profile,
-            "provenances": PROVENANCES,
-            "provenance": provenance,
-            "entries": entries,
-            "sizes": comparing.sizes(every),
-            "parameters": parameters,
-            "recipes": {name: models.recipes(experiment) for name, experiment in experiments.items()},
-            "lost": lost,
-            "guessing": [
-                sentence
-                for item in found
-                for sentence in models.describe_chance(item, chosen, {e.arm.arm for e in entries})
-            ],
-            "twins": models.describe_twins([entry for entry in entries if entry.is_timed]),
-            "stopwatch": stopwatch,
-            "stopwatches": stopwatches,
-            "inks": inks_of(session),
-            "axis": axis,
-            "marks": [mark_of(entry.arm, METRICS[shown], axis) for entry in entries if axis],
-            "most_lines": MOST_LINES,
-            "columns": {
-                name: title
-                for name, title in comparing.TITLES.items()
-                if name in ON_BOARD and comparing.has(entries, name)
-            },
-            "sort": sort,
-            "reverse": reverse,
-            "papers": {paper.name: paper for paper in queries.list_papers(session)},
+        datasets=[item for item in datasets if overview[item.name].is_real or item.name == chosen.name],
+        dataset=chosen,
+        metrics=metrics,
+        metric=METRICS[shown],
+        profiles=list(dict.fromkeys(name for item in found for name in item.profiles)),
+        profile=profile,
+        provenances=PROVENANCES,
+        provenance=provenance,
+        entries=entries,
+        sizes=comparing.sizes(every),
+        parameters=parameters,
+        recipes={name: models.recipes(experiment) for name, experiment in experiments.items()},
+        lost=lost,
+        guessing=[
+            sentence
+            for item in found
+            for sentence in models.describe_chance(item, chosen, {e.arm.arm for e in entries})
+        ],
+        twins=models.describe_twins([entry for entry in entries if entry.is_timed]),
+        stopwatch=stopwatch,
+        stopwatches=stopwatches,
+        inks=inks_of(session),
+        axis=axis,
+        marks=[mark_of(entry.arm, METRICS[shown], axis) for entry in entries if axis],
+        most_lines=MOST_LINES,
+        columns={
+            name: title for name, title in comparing.TITLES.items() if name in ON_BOARD and comparing.has(entries, name)
         },
+        sort=sort,
+        reverse=reverse,
+        papers={paper.name: paper for paper in queries.list_papers(session)},
     )
 
 
@@ -219,7 +207,7 @@ def show_curves(
     smooth: Smooth | None = None,
     format: Literal["html", "csv"] = "html",  # noqa: A002
 ) -> Response:
-    """A line for each `line=`: a model as `<experiment>.<arm>`, or a run by its key; an empty one chooses none."""
+    """Draw a line for each `line=`: a model as `<experiment>.<arm>`, or a run by its key; empty ones are ignored."""
     names = list(dict.fromkeys(name.strip() for name in line if name.strip()))
     if len(names) > MOST_LINES:
         raise Problem(422, f"{len(names)} lines; one chart shows at most {MOST_LINES}")
@@ -236,19 +224,17 @@ def show_curves(
     inks = dict(zip((item.title for item in drawn), apart(known[item.model] for item in drawn), strict=True))
     kind = drawn[0].kind if drawn else "images"
     chart = draw_curve(points, titles, inks, chosen, kind, smooth) if chosen else None
-    return app_state_of(request).templates.TemplateResponse(
+    return render_page(
         request,
         "curves.html",
-        {
-            "lines": lines,
-            "found": found,
-            "curves": {name: name_curve(name, kind) for name in curves},
-            "curve": chosen,
-            "smooth": chart.smooth if chart else 1,
-            "chart": chart,
-            "epochs": len({point.epoch for point in points}),
-            "is_fraction": chosen is not None and unit_of_curve(chosen, kind) == "fraction",
-            "offered": [item for item in compare(comparing.Question()) if item.is_real],
-            "most": MOST_LINES,
-        },
+        lines=lines,
+        found=found,
+        curves={name: name_curve(name, kind) for name in curves},
+        curve=chosen,
+        smooth=chart.smooth if chart else 1,
+        chart=chart,
+        epochs=len({point.epoch for point in points}),
+        is_fraction=chosen is not None and unit_of_curve(chosen, kind) == "fraction",
+        offered=[item for item in compare(comparing.Question()) if item.is_real],
+        most=MOST_LINES,
     )

@@ -1,4 +1,4 @@
-"""`/api/v1/export`: everything, for those who go on with pandas, DuckDB or R."""
+"""`/api/v1/export`: the whole database, for pandas, DuckDB or R."""
 
 from __future__ import annotations
 
@@ -42,12 +42,7 @@ async def export_table(table: TableName, request: Request) -> Response:
     return await _download(request, f"{wanted.name}.parquet", PARQUET, partial(write_table, table=wanted))
 
 
-@router.get(
-    ".zip",
-    operation_id="exportDatabase",
-    response_class=Response,
-    responses=_bytes(ZIP) | declared(),
-)
+@router.get(".zip", operation_id="exportDatabase", response_class=Response, responses=_bytes(ZIP) | declared())
 async def export_database(request: Request) -> Response:
     """All tables as Parquet files in one zip archive, from one state of the database."""
     return await _download(request, "claimcheck.zip", ZIP, write_zip)

@@ -1,4 +1,4 @@
-"""Is the process alive, and can it answer?"""
+"""Health checks and metrics."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ async def ready(request: Request) -> HealthOut:
 
 
 def require_ready(parts: AppState) -> None:
-    """Raises:
-    Problem: the service is starting or ending, or no inference worker runs (503).
-    """
+    """Raise a `Problem` (503) if the service is starting or stopping, or no inference worker runs."""
     if parts.readiness.is_draining:
         raise Problem(503, "the service is ending")
     if not parts.engine.batcher.is_alive:

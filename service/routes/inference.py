@@ -1,8 +1,8 @@
-"""`POST /predict`: what do the trained models see in an image?
+"""`POST /predict`: classify images with trained models.
 
-The request that is sent most often, one small file answered as JSON, skips what FastAPI does for any form: a parser for
-all of them, dependencies, validation of what was validated (`ExpressRoute`).  Every other request, and every one that
-is refused, goes on to the route itself with its body as it came, so all rules and errors are in one place.
+The most frequent request, one small file answered as JSON, takes a fast path (`ExpressRoute`) past FastAPI's general
+form parser, dependencies and validation.  Every other request, and every refused one, continues to the route itself
+with its body unchanged, so that all rules and errors are in one place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from service.database import queries
 from service.database.samples import Samples
 from service.database.schemas import ImageAnswersOut, PredictionOut, SampleOut
-from service.dependencies import AppState, app_state_of
+from service.dependencies import AppState, app_state_of, render_page
 from service.http.disconnects import unless_gone
 from service.http.errors import Problem, declared, preferred
 from service.http.strict import FormRoute, only_file
@@ -29,7 +29,7 @@ from service.inference.engine import predict
 from service.settings import Settings
 
 MAX_BYTES = 64 * 1024
-"""Of a body; a larger one takes so long to decode that the way to it doesn't count."""
+"""Largest body for the fast path; larger ones take so long to decode that it wouldn't matter."""
 MAX_NAMES, MAX_TOP, TOP = 64, 1000, 5
 JSON = frozenset({b"", b"*/*", b"application/json"})
 _PLAIN = re.compile(rb"(checkpoint|dataset|arm|top_k)=([0-9A-Za-z._-]{1,200})")
@@ -38,7 +38,7 @@ _DIGITS = re.compile(r"[1-9][0-9]{0,3}")
 
 @dataclass(frozen=True)
 class PlainQuery:
-    """Form of a request as `create_prediction` takes it."""
+    """Query parameters of `create_prediction`."""
 
     checkpoints: tuple[str, ...]
     dataset: str | None
@@ -47,7 +47,7 @@ class PlainQuery:
 
 
 class ExpressRoute(FormRoute):
-    """A form's route with the short way in front."""
+    """A form's route with a fast path."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -82,7 +82,7 @@ async def _predict(parts: AppState, query: PlainQuery, upload: Upload) -> bytes:
 
 @lru_cache(1024)
 def read_query(text: bytes) -> PlainQuery | None:
-    """The models and number of classes that a plain query asks for; None for one that is refused, or not plain."""
+    """Parse a plain query; None if it isn't plain or must be refused."""
     given: dict[bytes, list[str]] = {b"checkpoint": [], b"dataset": [], b"arm": [], b"top_k": []}
     for part in text.split(b"&"):
         plain = _PLAIN.fullmatch(part)
@@ -98,7 +98,7 @@ def read_query(text: bytes) -> PlainQuery | None:
 
 
 def _again(messages: list[Message], receive: Receive) -> Receive:
-    """Receives `messages` once more before what comes after them."""
+    """Replay `messages` before receiving more."""
     left = iter(messages)
 
     async def received() -> Message:
@@ -133,7 +133,7 @@ async def choose_served_checkpoints(
     form_dataset: Annotated[str | None, Form(alias="dataset", description="data set, as in the query")] = None,
     form_arm: Annotated[list[str], Form(alias="arm", description="arms, as in the query")] = [],  # noqa: B006
 ) -> list[queries.ServedCheckpoint]:
-    """Names come in the query or in the form."""
+    """Choose the models that the query or the form names."""
     names, arms = (*checkpoint, *form_checkpoint), (*arm, *form_arm)
     for what, given in (("checkpoints", names), ("arms", arms)):
         if len(given) > MAX_NAMES:
@@ -147,14 +147,14 @@ async def choose_served_checkpoints(
 
 
 Image = tuple[Upload, SampleOut | None, str | None]
-"""An image to be classified; what is known of a test image; why it can't be classified, if it is too large."""
+"""An image to classify, its description if it is a test image, and the problem if it is too large."""
 
 
 async def read_images(files: Sequence[UploadFile], samples: Sequence[str], settings: Settings) -> list[Image]:
-    """The images of a form: its files, and the test images that it names as `<data set>/<position>`.
+    """Read the images of a form: its files, and the test images that it names as `<data set>/<position>`.
 
     Raises:
-        NoSample: there is no such test image here.
+        NoSample: a test image doesn't exist here.
     """
     files = [file for file in files if file.filename or file.size]  # a form without a chosen file sends an empty one
     if not files and not samples:
@@ -216,5 +216,5 @@ async def create_prediction(
         for upload, known, fault in images
     ]
     if wanted == "html":
-        return parts.templates.TemplateResponse(request, "prediction.html", {"prediction": prediction})
+        return render_page(request, "prediction.html", prediction=prediction)
     return prediction

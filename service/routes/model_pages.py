@@ -1,4 +1,4 @@
-"""A model's page: what it is, how good and how costly, where it errs, its weights, and the claims about it."""
+"""A model's page: its result, cost, errors, weights, and the claims about it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.database import queries
 from service.database.comparing import compare_one
 from service.database.curves import known_curves, list_curves
 from service.database.samples import Answered, NoSample, Samples, answers_of, list_runs_of
-from service.dependencies import AppState, Compare, ResultsSession, app_state_of
+from service.dependencies import AppState, Compare, ResultsSession, app_state_of, render_page
 from service.http.errors import declared
 from service.inference.batching import AnswerFailed, InferenceStopped, ModelUnavailable
 from service.inference.decoding import Upload
@@ -30,20 +30,19 @@ from stages.checkpoint.contract import CheckpointError
 from stages.results import ArmComparison, ClaimFilter, MetricInfo, list_judged
 
 router = APIRouter(include_in_schema=False)
-MOST_TILES = 12  # images that it got right, and as many wrong ones
+MOST_TILES = 12  # right images, and as many wrong ones
 MOST_MISTAKES = 8
 
 
 @router.get("/models/{name}", responses=declared(404))
 def show_model(name: str, request: Request, session: ResultsSession, compare: Compare) -> Response:
-    """The model `<experiment>.<arm>` by the strongest results that there are."""
-    parts = app_state_of(request)
+    """Show the model `<experiment>.<arm>` by its strongest results."""
     experiment = queries.find_experiment(session, name.partition(".")[0][:80])
     arms = {arm.name: arm for arm in experiment.arms}
     arm = queries.find_arm(experiment, name.partition(".")[2])
     dataset = queries.find_dataset(session, experiment.dataset)
     comparison = compare_one(compare, experiment)
-    ours = next((item for item in comparison.arms if item.arm == arm.name), None)  # of a variant: only once trained
+    ours = next((item for item in comparison.arms if item.arm == arm.name), None)  # untrained variants are left out
     results = list_runs_of(session, comparison, arm.name)
     weights = queries.list_checkpoints(session, arm_of=(experiment.name, arm.name))
     served = [row for row in weights if row.is_stand_in == (comparison.provenance == "embedded")]
@@ -54,53 +53,49 @@ def show_model(name: str, request: Request, session: ResultsSession, compare: Co
         for row in list_judged(session, ClaimFilter(experiment=experiment.name))
         if any(fnmatchcase(arm.name, one) for one in (row.claim.arm, row.claim.baseline_arm) if one)
     ]
-    return parts.templates.TemplateResponse(
+    return render_page(
         request,
         "model.html",
-        {
-            "name": name,
-            "arm": arm,
-            "against": arms[arm.against].title if arm.against and arm.against != arm.name else None,
-            "recipe": recipes(experiment)[arm.name],
-            "experiment": experiment,
-            "dataset": dataset,
-            "paper": queries.find_paper(session, experiment.paper),
-            "comparison": comparison,
-            "ours": ours,
-            "plot": _plot(ours, comparison.metric),
-            "chance": describe_chance(comparison, dataset, (arm.name,)),
-            "hours": hours_in_words(arm.hours),
-            "results": results,
-            "panels": draw_curves(
-                {one: list_curves(session, comparison, one, [arm.name]) for one in curves}, dataset.kind
-            ),
-            "answered": answered,
-            "classes": [one.replace("_", " ") for one in dataset.class_names],
-            "shades": shade(answered.confusion) if answered and dataset.classes <= MOST_CELLS else None,
-            "picture": picture_of(answered.confusion) if answered and dataset.classes > MOST_CELLS else None,
-            "mistakes": answered.mistakes(MOST_MISTAKES) if answered else [],
-            "tiles": _tiles(request, dataset.name, answered, next(iter(served), None)) if answered else None,
-            "served": served,
-            "claims": claims,
-            "names": name_claims(session, claims),
-        },
+        name=name,
+        arm=arm,
+        against=arms[arm.against].title if arm.against and arm.against != arm.name else None,
+        recipe=recipes(experiment)[arm.name],
+        experiment=experiment,
+        dataset=dataset,
+        paper=queries.find_paper(session, experiment.paper),
+        comparison=comparison,
+        ours=ours,
+        plot=_plot(ours, comparison.metric),
+        chance=describe_chance(comparison, dataset, (arm.name,)),
+        hours=hours_in_words(arm.hours),
+        results=results,
+        panels=draw_curves({one: list_curves(session, comparison, one, [arm.name]) for one in curves}, dataset.kind),
+        answered=answered,
+        classes=[one.replace("_", " ") for one in dataset.class_names],
+        shades=shade(answered.confusion) if answered and dataset.classes <= MOST_CELLS else None,
+        picture=picture_of(answered.confusion) if answered and dataset.classes > MOST_CELLS else None,
+        mistakes=answered.mistakes(MOST_MISTAKES) if answered else [],
+        tiles=_tiles(request, dataset.name, answered, next(iter(served), None)) if answered else None,
+        served=served,
+        claims=claims,
+        names=name_claims(session, claims),
     )
 
 
 def _plot(ours: ArmComparison | None, metric: MetricInfo) -> Interval | None:
-    """The model's number, its interval over replicates or (for one run) test images, and the printed number."""
+    """Draw the model's number, its interval over replicates or, for one run, test images, and the printed number."""
     if ours is None or ours.ours is None or (interval := interval_of(ours)) is None:
         return None
     low, high, _ = interval
     write = value_with(low, high, metric.unit)
-    told = f"{metric.title}: {write(ours.ours.value)}, 95 % interval {write(low)} to {write(high)}"
-    return draw_interval(ours.ours.value, (low, high), write, side="ours", told=told, printed=printed_of(ours, metric))
+    text = f"{metric.title}: {write(ours.ours.value)}, 95 % interval {write(low)} to {write(high)}"
+    return draw_interval(ours.ours.value, (low, high), write, side="ours", text=text, printed=printed_of(ours, metric))
 
 
 def _tiles(
     request: Request, dataset: str, answered: Answered, served: queries.ServedCheckpoint | None
 ) -> dict[str, Any] | None:
-    """The first wrong and right images, each with its right runs and the answer of `served`; None without images."""
+    """Return the first wrong and right images with their right runs and the answer of `served`; None without images."""
     parts = app_state_of(request)
     try:
         samples = Samples(parts.settings.root, dataset, parts.settings.root_path)
@@ -124,7 +119,7 @@ def _tiles(
 
 
 def _ask(parts: AppState, samples: Samples, positions: list[int], served: queries.ServedCheckpoint) -> tuple[str, ...]:
-    """The model's answers to these images, asked once while the service runs; empty while it can't answer."""
+    """Return the model's cached answers to these images; () while it can't answer."""
     key = (served.sha256, samples.info.digest)
     if key not in parts.answers:
         uploads = [Upload(f"{position}.png", samples.png(position)) for position in positions]

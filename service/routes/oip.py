@@ -83,12 +83,12 @@ Versions = Annotated[list[queries.ServedCheckpoint], Depends(all_versions)]
 
 
 async def lowest_version(versions: Versions) -> queries.ServedCheckpoint:
-    """The lowest replicate answers where none is named."""
+    """Choose the lowest replicate."""
     return versions[0]
 
 
 async def named_version(version: ModelVersion, versions: Versions) -> queries.ServedCheckpoint:
-    """The replicate that is named."""
+    """Choose the named replicate."""
     return find_version(versions, version)
 
 

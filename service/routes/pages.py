@@ -1,4 +1,4 @@
-"""The page, rendered here; without JavaScript it only loses the drop target."""
+"""Pages of data sets, runs and files.  Without JavaScript they lose only the drop target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.database import comparing, queries
 from service.database.curves import Curve, curves_of_run, known_curves, list_curves, name_curve, unit_of_curve
 from service.database.samples import NoSample, Samples
 from service.database.schemas import SampleOut
-from service.dependencies import Compare, ResultsSession, app_state_of, site_of
+from service.dependencies import Compare, ResultsSession, app_state_of, render_page, site_of
 from service.http.caching import tag_answer
 from service.http.errors import Problem, declared, own_path
 from service.http.tabular import PageRoute
@@ -34,7 +34,7 @@ from stages.results import ClaimFilter, ExperimentComparison, Status, fidelity_o
 
 router = APIRouter(include_in_schema=False)
 for_browsers = APIRouter(include_in_schema=False, route_class=PageRoute)
-SAMPLES = {"images": "images", "table": "rows", "text": "tokens"}  # what a data set of each kind consists of
+SAMPLES = {"images": "images", "table": "rows", "text": "tokens"}  # of each kind of data set
 
 
 @for_browsers.get("/compare", responses=declared(404, 422))
@@ -52,9 +52,9 @@ def show_comparison(
     sample: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 40)]], Query(max_length=64)] = [],  # noqa: B006
     checkpoint: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
 ) -> Response:
-    """The models of a data set side by side and to try; without `dataset` at `/`, the papers and what came out.
+    """Compare the models of a data set and let users try them; `/` without `dataset` is the front page.
 
-    A link to an answer names test images by `sample` and the models by `checkpoint`: they are chosen in the form.
+    A link to an answer selects test images by `sample` and models by `checkpoint`.
     """
     if dataset is None and own_path(request.scope) == "/":
         return show_papers(request, session, compare)
@@ -69,7 +69,7 @@ def show_comparison(
     inks = inks_of(session)
     panels = lay_panels(comparisons, inks, chosen.kind, metric)
     judged, day = list_judged(session, ClaimFilter(dataset=chosen.name)), queries.read_meta(session, "newest_result")
-    # The claims that trainings of one experiment alone speak for, other than its models' own numbers.
+    # Claims that one experiment alone decides, other than its models' own numbers.
     decided = [
         row
         for row in judged
@@ -79,39 +79,36 @@ def show_comparison(
         and row.verdict.status not in (Status.SHOWN, Status.NOT_TESTED)
     ]
     served = queries.strongest(queries.list_checkpoints(session, dataset=chosen.name))
-    page = parts.templates.TemplateResponse(
+    page = render_page(
         request,
         "index.html",
-        {
-            "datasets": [item for item in datasets if item.name in overview],
-            "overview": overview,
-            "dataset": chosen,
-            "chosen": {name: value for name, value in vars(asked).items() if value and name != "dataset"},
-            "profile": profile,
-            "metric": metric,
-            "answer": answer_best(comparisons),
-            "panels": panels,
-            "metrics": dict(
-                pair for panel in panels if panel.comparison.is_real or not real for pair in panel.choices.items()
-            ),
-            "curves": {item.experiment: _draw_curves(session, item, curve, inks, chosen.kind) for item in real},
-            "costs": {cost: comparing.TITLES[cost] for cost in comparing.COSTS},
-            "names": name_claims(session, judged),
-            "decided": {
-                item.experiment: [row for row in decided if row.experiments[0] == item.experiment]
-                for item in comparisons
-            },
-            "guessing": {item.experiment: describe_chance(item, chosen) for item in comparisons},
-            "papers": {paper.name: paper for paper in queries.list_papers(session)},
-            "to_try": _to_try(served, comparisons, checkpoint),
-            "answering": sum(not row.is_stand_in for row in served),
-            "trained": sum(bool(arm.run_keys) for item in comparisons if item.is_real for arm in item.arms),
-            "samples": _samples(parts.settings.root, chosen.name, sample),
-            "sample": sample,
-            "max_images": parts.settings.max_images,
-            "needs_key": parts.settings.keys is not None,
-            "linked_data": results_on(chosen, site_of(request), day),
+        datasets=[item for item in datasets if item.name in overview],
+        overview=overview,
+        dataset=chosen,
+        chosen={name: value for name, value in vars(asked).items() if value and name != "dataset"},
+        profile=profile,
+        metric=metric,
+        answer=answer_best(comparisons),
+        panels=panels,
+        metrics=dict(
+            pair for panel in panels if panel.comparison.is_real or not real for pair in panel.choices.items()
+        ),
+        curves={item.experiment: _draw_curves(session, item, curve, inks, chosen.kind) for item in real},
+        costs={cost: comparing.TITLES[cost] for cost in comparing.COSTS},
+        names=name_claims(session, judged),
+        decided={
+            item.experiment: [row for row in decided if row.experiments[0] == item.experiment] for item in comparisons
         },
+        guessing={item.experiment: describe_chance(item, chosen) for item in comparisons},
+        papers={paper.name: paper for paper in queries.list_papers(session)},
+        to_try=_to_try(served, comparisons, checkpoint),
+        answering=sum(not row.is_stand_in for row in served),
+        trained=sum(bool(arm.run_keys) for item in comparisons if item.is_real for arm in item.arms),
+        samples=_samples(parts.settings.root, chosen.name, sample),
+        sample=sample,
+        max_images=parts.settings.max_images,
+        needs_key=parts.settings.keys is not None,
+        linked_data=results_on(chosen, site_of(request), day),
     )
     page.headers["vary"] = "Accept"
     return page
@@ -120,7 +117,7 @@ def show_comparison(
 def _draw_curves(
     session: Session, comparison: ExperimentComparison, asked: Curve | None, inks: Mapping[str, Ink], kind: str
 ) -> tuple[Curve, Drawing, dict[str, str]] | None:
-    """The curve's name, the drawing and the titles of all curves that there are; None without any."""
+    """Return the curve's name, its drawing and the titles of all curves; None without curves."""
     known = known_curves(session, comparison)
     chosen = asked if asked in known else curve_for(comparison.metric, known)
     if chosen is None:
@@ -133,9 +130,7 @@ def _draw_curves(
 
 
 def _samples(root: Path, dataset: str, asked: Sequence[int]) -> list[SampleOut]:
-    """A few test images, and those asked for; none where the data set was not packed here, whose models answer all
-    the same.
-    """
+    """Return a few test images and the requested ones; [] if the data set was not packed on this machine."""
     try:
         packed = Samples(root, dataset)
         chosen = packed.chosen()
@@ -147,9 +142,9 @@ def _samples(root: Path, dataset: str, asked: Sequence[int]) -> list[SampleOut]:
 
 @dataclass(frozen=True)
 class ToTry:
-    """Models of one experiment that can answer, all stand-ins or none; `asked` unless a person chooses others.
+    """Models of one experiment that can answer: all trained on placeholder data, or none; `asked` are preselected.
 
-    `trained` says how they were trained shorter than printed; empty of full-length training.
+    `trained` says how training was shortened; empty for full-length training.
     """
 
     title: str
@@ -164,10 +159,9 @@ def _to_try(
     comparisons: Sequence[ExperimentComparison],
     named: Sequence[str],
 ) -> list[ToTry]:
-    """Group the models, real data before placeholders.  Those in `named` are preselected, else the first group, as by
-    `/predict?dataset=`.
+    """Group the models; those in `named` are preselected, else the first group, as in `/predict?dataset=`.
 
-    Placeholders, whose answers mean nothing, are here only if one of them is named.
+    Models of placeholder data, whose answers mean nothing, are included only if one of them is named.
     """
     here = [row.id for row in served_checkpoints if row.id in named]
     found: list[ToTry] = []
@@ -186,13 +180,15 @@ def _to_try(
 
 @router.get("/runs/{run_key}", responses=declared(404))
 def show_run(run_key: str, request: Request, session: ResultsSession) -> Response:
-    """One run: curves, numbers, spec, environment and provenance; a key's beginning leads to the whole one."""
+    """Show one run: curves, numbers, spec, environment and provenance; redirect from the beginning of its key."""
     results = queries.find_run(session, run_key)
     if results[0].run_key != run_key:
         return RedirectResponse(f"{request.scope['root_path']}/runs/{results[0].run_key}", 307)
     checkpoints = queries.checkpoint_ids(session, results)
     experiments = {name: queries.find_experiment(session, name) for name in {result.experiment for result in results}}
-    kind = queries.find_dataset(session, experiments[results[0].experiment].dataset).kind  # of all: a run has one
+    kind = queries.find_dataset(
+        session, experiments[results[0].experiment].dataset
+    ).kind  # the same for all results of a run
     titles = {name: {arm.name: arm.title for arm in item.arms} for name, item in experiments.items()}
     inks = inks_of(session)
     shown = [
@@ -209,33 +205,31 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
         }
         for result in results
     ]
-    return app_state_of(request).templates.TemplateResponse(
+    return render_page(
         request,
         "run.html",
-        {
-            "run_key": run_key,
-            "results": shown,
-            "samples": SAMPLES[kind],
-            "spec": dict(comparing.flatten(results[0].spec)),
-            "code": {name for name, _ in comparing.flatten(results[0].spec) if name.startswith("code.")},
-            "flatten": comparing.flatten,
-        },
+        run_key=run_key,
+        results=shown,
+        samples=SAMPLES[kind],
+        spec=dict(comparing.flatten(results[0].spec)),
+        code={name for name, _ in comparing.flatten(results[0].spec) if name.startswith("code.")},
+        flatten=comparing.flatten,
     )
 
 
 @router.get("/files/{path:path}", responses=declared(404))
 def show_file(path: str, request: Request) -> Response:
-    """A file of the repository that pages name, as it is next to the service; Markdown as a page."""
+    """Show a file of the repository that pages mention; Markdown is rendered."""
     parts = app_state_of(request)
     try:
         content = parts.files[path].read_bytes()
     except (KeyError, FileNotFoundError):
         raise Problem(404, f"no file {path[:120]!r} is shown here") from None
-    if path == "docs/verdicts.md":  # with the tables that its rules give
+    if path == "docs/verdicts.md":  # /method also fills in its tables
         return RedirectResponse(f"{request.scope['root_path']}/method", 307)
     tag_answer(request, f"{request.scope['state']['content']}.{hashlib.sha256(content).hexdigest()}")
     if path.endswith(".png"):
         return Response(content, media_type="image/png")
     text = content.decode(errors="replace")
     document = render(path, text, frozenset(parts.files), parts.settings.repository) if path.endswith(".md") else None
-    return parts.templates.TemplateResponse(request, "file.html", {"path": path, "content": text, "document": document})
+    return render_page(request, "file.html", path=path, content=text, document=document)

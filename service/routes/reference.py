@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
-from service.dependencies import TURN, app_state_of
+from service.dependencies import TURN, render_page
 from service.http.errors import root_path
 
 router = APIRouter(include_in_schema=False)
@@ -38,20 +38,20 @@ PROBLEMS = {
 
 @router.get("/openapi.json")
 async def redirect_schema(request: Request) -> RedirectResponse:
-    """FastAPI's usual address leads to ours."""
+    """Redirect FastAPI's usual address to ours."""
     return RedirectResponse(f"{request.scope['root_path']}/api/v1/openapi.json", 308)
 
 
 @router.get("/api/v1/openapi.json", dependencies=[TURN])
 def read_schema(request: Request) -> Response:
-    """The OpenAPI document, with the path prefix that a proxy serves it below."""
+    """Return the OpenAPI document, with the path prefix of the proxy."""
     document, root = request.app.openapi(), root_path(request.scope)
     return JSONResponse(document | {"servers": [{"url": root}]} if root else document)
 
 
 @router.get("/docs", dependencies=[TURN])
 def show_reference(request: Request) -> Response:
-    """Every operation with parameters, an example answer and its errors."""
+    """Show every operation with its parameters, an example answer and its errors."""
     document = request.app.openapi()
     operations = [
         describe(document, method, path, item[method])
@@ -62,20 +62,18 @@ def show_reference(request: Request) -> Response:
     groups: dict[str, list[dict[str, Any]]] = {}
     for operation in operations:
         groups.setdefault(operation["tag"], []).append(operation)
-    return app_state_of(request).templates.TemplateResponse(
+    return render_page(
         request,
         "reference.html",
-        {
-            "document": document,
-            "groups": groups,
-            "problems": PROBLEMS,
-            "address": str(request.base_url).rstrip("/"),
-        },
+        document=document,
+        groups=groups,
+        problems=PROBLEMS,
+        address=str(request.base_url).rstrip("/"),
     )
 
 
 def describe(document: dict[str, Any], method: str, path: str, operation: dict[str, Any]) -> dict[str, Any]:
-    """One operation in words, as a reader wants it."""
+    """Describe one operation for readers."""
     success = operation["responses"]["200"].get("content", {}).get("application/json", {})
     sample = operation.get("x-codeSamples", [{}])[0].get("source")
     sent = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("x-example")

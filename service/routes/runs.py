@@ -1,4 +1,4 @@
-"""Runs and checkpoints: what was trained, how it went, and what can answer."""
+"""Routes of runs and checkpoints."""
 
 from __future__ import annotations
 

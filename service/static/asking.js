@@ -1,6 +1,6 @@
 "use strict";
 
-// Asking: the same form that works without this file, answered in place.
+// Answers the form in place.  Without this file the form loads a page.
 
 function setUpForm(form) {
   const drop = document.getElementById("drop");
@@ -8,37 +8,37 @@ function setUpForm(form) {
   const result = document.getElementById("result");
   const status = document.getElementById("status");
   const progress = document.getElementById("progress");
-  const key = document.getElementById("key"); // there where the service asks for one
-  let underWay = new AbortController();
+  const key = document.getElementById("key"); // only if the service requires one
+  let pending = new AbortController();
   document.documentElement.classList.add("has-script");
 
   function headers() {
-    const accept = { Accept: "text/html, application/problem+json" }; // a page, and of an error its sentence alone
+    const accept = { Accept: "text/html, application/problem+json" }; // answers as pages, errors as JSON
     if (!key) return accept;
-    sessionStorage.setItem("api-key", key.value); // this tab's alone, and never in an address or a form
+    sessionStorage.setItem("api-key", key.value); // kept by this tab only, never in a URL or form
     return { ...accept, Authorization: `Bearer ${key.value}` };
   }
 
-  function tell(text, isError = false) {
+  function showStatus(text, isError = false) {
     status.textContent = text;
     status.className = isError ? "problem" : "";
   }
 
   async function ask() {
-    underWay.abort(); // an answer that comes late would stand under the next picture
-    const mine = underWay = new AbortController();
+    pending.abort(); // a late answer would appear below the next image
+    const mine = pending = new AbortController();
     const files = [...input.files];
     result.replaceChildren();
     if (!form.querySelector("[name=checkpoint]:checked")) {
-      tell("Choose at least one model.", true);
+      showStatus("Choose at least one model.", true);
       return;
     }
     if (!files.length && !form.querySelector("[name=sample]:checked")) {
-      tell("Choose an image.");
+      showStatus("Choose an image.");
       return;
     }
     const titles = [...form.querySelectorAll("[name=checkpoint]:checked")].map((box) => box.parentElement.textContent.trim());
-    tell(`Asking ${titles.join(", ")}. A model that was not asked lately is loaded first.`);
+    showStatus(`Asking ${titles.join(", ")}. A model that was not asked lately is loaded first.`);
     progress.hidden = false;
     try {
       const response = await fetch(form.action, {
@@ -46,31 +46,31 @@ function setUpForm(form) {
       });
       if (!response.ok) {
         const { detail } = await response.json();
-        if (!mine.signal.aborted) tell(adviseOn(response.status, detail), true);
+        if (!mine.signal.aborted) showStatus(describeRefusal(response.status, detail), true);
         return;
       }
       const page = new DOMParser().parseFromString(await response.text(), "text/html");
-      const link = await linkTo(form, files).catch(() => ({ note: "This browser can’t make the image small enough for a link." }));
+      const link = await createLink(form, files).catch(() => ({ note: "This browser can’t make the image small enough for a link." }));
       if (mine.signal.aborted) return;
       const answers = document.importNode(page.getElementById("answers"), true);
       addPreviews(answers, files);
-      answers.append(offerLink(link));
+      answers.append(createLinkField(link));
       result.replaceChildren(answers);
-      tell("");
+      showStatus("");
     } catch {
-      if (!mine.signal.aborted) tell("The service did not answer. Is it still running?", true);
+      if (!mine.signal.aborted) showStatus("The service did not answer. Is it still running?", true);
     } finally {
-      if (mine === underWay) progress.hidden = true;
+      if (mine === pending) progress.hidden = true;
     }
   }
 
   const samples = form.querySelectorAll("[name=sample]");
-  const forget = () => { for (const sample of samples) sample.checked = false; };
-  const askOf = (files) => { if (files.length) { input.files = files; forget(); ask(); } };
+  const clearSamples = () => { for (const sample of samples) sample.checked = false; };
+  const askAbout = (files) => { if (files.length) { input.files = files; clearSamples(); ask(); } };
 
   if (key) key.value = sessionStorage.getItem("api-key") || "";
   form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
-  input.addEventListener("change", () => askOf(input.files));
+  input.addEventListener("change", () => askAbout(input.files));
   for (const box of form.querySelectorAll("input[type=checkbox]")) {
     box.addEventListener("change", () => {
       if (input.files.length || form.querySelector("[name=sample]:checked")) ask();
@@ -87,28 +87,28 @@ function setUpForm(form) {
   }
   drop.addEventListener("drop", (event) => {
     event.preventDefault();
-    askOf(event.dataTransfer.files);
+    askAbout(event.dataTransfer.files);
   });
-  document.addEventListener("paste", (event) => askOf(event.clipboardData.files));
+  document.addEventListener("paste", (event) => askAbout(event.clipboardData.files));
 
-  function openLink() {
-    const { files, isRefused } = imagesInLink(Number(form.dataset.most));
+  function askFromLink() {
+    const { files, isRefused } = readImagesFromLink(Number(form.dataset.most));
     const sample = form.querySelector("[name=sample]:checked");
-    if (isRefused) tell("The link holds no image that can be read here.", true);
-    else if (files.length) { input.files = files; forget(); }
+    if (isRefused) showStatus("The link holds no image that can be read here.", true);
+    else if (files.length) { input.files = files; clearSamples(); }
     else if (!sample) return;
     document.getElementById("try-title").scrollIntoView();
     if (isRefused) return;
-    if (key) tell("Press Ask to ask about the image of this link."); // a link spends nobody's key
+    if (key) showStatus("Press Ask to ask about the image of this link."); // opening a link must not use up the key's quota
     else ask();
   }
 
-  openLink();
-  window.addEventListener("hashchange", () => { if (location.hash.startsWith("#image=")) openLink(); });
+  askFromLink();
+  window.addEventListener("hashchange", () => { if (location.hash.startsWith("#image=")) askFromLink(); });
 }
 
-// What a person can do about a request that was refused whole.
-function adviseOn(status, detail) {
+// The error of a refused request, with what the user can do.
+function describeRefusal(status, detail) {
   const advice = {
     401: "Enter the key that the service’s operator gave you.",
     413: "Choose fewer or smaller images.",
@@ -120,7 +120,7 @@ function adviseOn(status, detail) {
 }
 
 function addPreviews(answers, files) {
-  const uploaded = [...answers.querySelectorAll(".image h4")].slice(0, files.length); // test images bring their own
+  const uploaded = [...answers.querySelectorAll(".image h4")].slice(0, files.length); // test images have their own
   uploaded.forEach((place, index) => {
     if (place.closest(".failed")) return;
     const preview = document.createElement("img");
@@ -131,14 +131,14 @@ function addPreviews(answers, files) {
   });
 }
 
-// A link to an answer.  A test image is named in it; an image of one's own is in the fragment, which browsers send to
-// no server: whoever opens the link has their browser ask again.
+// A link to an answer names test images.  Uploaded images are in its fragment, which browsers don't send to servers;
+// the browser of the person who opens the link asks again.
 
-const MOST_AS_IS = 6_000; // bytes of a file that a link holds as it is
-const MOST_IN_LINK = 24_000; // bytes of all images of a link
-const BEGINNINGS = { "image/png": [0x89, 0x50, 0x4e, 0x47], "image/jpeg": [0xff, 0xd8, 0xff], "image/webp": [0x52, 0x49, 0x46, 0x46] };
+const MAX_UNCHANGED = 6_000; // bytes; links contain smaller files unchanged
+const MAX_IN_LINK = 24_000; // bytes of all images in a link
+const SIGNATURES = { "image/png": [0x89, 0x50, 0x4e, 0x47], "image/jpeg": [0xff, 0xd8, 0xff], "image/webp": [0x52, 0x49, 0x46, 0x46] };
 
-async function linkTo(form, files) {
+async function createLink(form, files) {
   const address = new URL(document.querySelector(".brand").href);
   address.searchParams.set("dataset", form.dataset.dataset);
   for (const box of form.querySelectorAll("[name=checkpoint]:checked")) {
@@ -151,11 +151,11 @@ async function linkTo(form, files) {
     return { address, note: `It names the test image${samples.length > 1 ? "s" : ""} and the models.` };
   }
   const side = Math.max(64, Number(form.dataset.side));
-  const small = await Promise.all(files.map((file) => file.size > MOST_AS_IS ? reduced(file, side) : file));
-  if (small.reduce((sum, image) => sum + image.size, 0) > MOST_IN_LINK) {
+  const small = await Promise.all(files.map((file) => file.size > MAX_UNCHANGED ? shrink(file, side) : file));
+  if (small.reduce((sum, image) => sum + image.size, 0) > MAX_IN_LINK) {
     return { note: `${files.length > 1 ? "These images are" : "This image is"} too large for a link.` };
   }
-  const parts = await Promise.all(small.map(async (image) => `image=${inLetters(await image.arrayBuffer())}`));
+  const parts = await Promise.all(small.map(async (image) => `image=${encodeBase64Url(await image.arrayBuffer())}`));
   address.hash = parts.join("&");
   const isReduced = small.some((image, index) => image !== files[index]);
   const held = files.length > 1 ? "the images themselves" : "the image itself";
@@ -163,8 +163,8 @@ async function linkTo(form, files) {
   return { address, note: `It holds ${held}${size}; this service keeps nothing. Whoever has the link sees the image.` };
 }
 
-// The middle of an image, as the models see it, in fewer pixels.
-async function reduced(file, side) {
+// Crops an image to its centre, as the service does, and shrinks it.
+async function shrink(file, side) {
   const image = await createImageBitmap(file);
   const length = Math.min(image.width, image.height);
   const canvas = document.createElement("canvas");
@@ -176,17 +176,17 @@ async function reduced(file, side) {
   return new Promise((resolve) => canvas.toBlob(resolve, "image/webp", 0.9));
 }
 
-function inLetters(bytes) {
+function encodeBase64Url(bytes) {
   const text = Array.from(new Uint8Array(bytes), (byte) => String.fromCharCode(byte)).join("");
   return btoa(text).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }
 
-// The images in this page's own fragment.  Anyone can write a link, so only what begins as an image of the three kinds
-// becomes a file, at most as much as `linkTo` writes, and the service decodes it as it does any upload.
-function imagesInLink(most) {
+// Reads the images in this page's fragment.  Anyone can write a link, so only data with an image's signature becomes a
+// file, within the size that `createLink` allows, and the service decodes it like any upload.
+function readImagesFromLink(most) {
   const written = new URLSearchParams(location.hash.slice(1)).getAll("image");
   const files = new DataTransfer();
-  let left = MOST_IN_LINK;
+  let left = MAX_IN_LINK;
   for (const [index, letters] of written.slice(0, most).entries()) {
     if (letters.length > 2 * left) break;
     let bytes;
@@ -195,7 +195,7 @@ function imagesInLink(most) {
     } catch {
       break;
     }
-    const type = Object.keys(BEGINNINGS).find((kind) => BEGINNINGS[kind].every((byte, at) => bytes[at] === byte));
+    const type = Object.keys(SIGNATURES).find((kind) => SIGNATURES[kind].every((byte, at) => bytes[at] === byte));
     left -= bytes.length;
     if (!type || left < 0) break;
     files.items.add(new File([bytes], `shared-${index + 1}.${type.split("/")[1]}`, { type }));
@@ -203,7 +203,7 @@ function imagesInLink(most) {
   return { files: files.files, isRefused: files.files.length < written.length };
 }
 
-function offerLink({ address, note }) {
+function createLinkField({ address, note }) {
   const line = document.createElement("p");
   line.className = "share";
   if (address) {
@@ -217,7 +217,7 @@ function offerLink({ address, note }) {
         await navigator.clipboard.writeText(field.value);
         button.textContent = "Copied";
       } catch {
-        button.textContent = "Press Ctrl+C"; // without TLS a page may not write there
+        button.textContent = "Press Ctrl+C"; // pages without TLS may not write to the clipboard
       }
     });
     line.append(label, " ", button, " ");

@@ -1,6 +1,6 @@
 "use strict";
 
-// Links and forms marked data-swap show their answer without a reload; without this file they load the page.
+// Shows the answers of links and forms marked data-swap without a reload; without this file they load the page.
 
 const place = () => location.pathname + location.search;
 let shown = place();
@@ -33,5 +33,5 @@ document.addEventListener("change", (event) => {
   if (form) show(`${form.action}?${new URLSearchParams(new FormData(form))}`);
 });
 addEventListener("popstate", () => {
-  if (place() !== shown) swap(location.href); // and not for a jump within the page
+  if (place() !== shown) swap(location.href); // a jump within the page needs no request
 });

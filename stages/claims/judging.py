@@ -81,7 +81,7 @@ def _judge_each_way(claim: ClaimLine, facts: Facts) -> Judgement:
     A paper's number may be that of the last epoch, of the one that validation chooses, or of the best on the test set.
     The claim's row says which one decides; the verdicts under the others are shown next to it.
     """
-    judgement = _under_reading(_judge(claim, facts))
+    judgement = judge_claim(claim, facts)
     if judgement.basis != "results" or judgement.verdict.status in _NO_TEST:
         return judgement
     metrics = next((group for group in DEFENSIBLE if claim.metric in group), ())
@@ -96,10 +96,15 @@ def _judge_each_way(claim: ClaimLine, facts: Facts) -> Judgement:
             low=other.verdict.low,
             high=other.verdict.high,
         )
-        for other in (_under_reading(_judge(row, facts)) for row in others)
+        for other in (judge_claim(row, facts) for row in others)
         if other.basis == "results" and other.verdict.status not in _NO_TEST
     )
     return dataclasses.replace(judgement, variants=variants)
+
+
+def judge_claim(claim: ClaimLine, facts: Facts) -> Judgement:
+    """Judge a claim in its own metric; claims about counts of orders have none."""
+    return _under_reading(_judge(claim, facts))
 
 
 def _under_reading(judgement: Judgement) -> Judgement:

@@ -471,7 +471,7 @@ def _claims(name: RunName, params: Params) -> list[dict[str, Any]]:
     }
     return [
         {"claim": one.claim.id, "verdict": str(one.verdict.status), "look": needed.get(one.claim.id)}
-        for one in priorities.judgements_about(name, standing.judgements, printed)
+        for one in priorities.judgements_about(name, standing, printed)
     ]
 
 

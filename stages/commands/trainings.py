@@ -25,7 +25,7 @@ from stages.params.experiment import Params, ParamsError, PlannedRun, Rate, desc
 from stages.params.schema import nearest
 from stages.priorities import PROFILE, Proposal, propose
 from stages.runs.store import write_atomically
-from stages.scheduling.display import ProgressDisplay
+from stages.scheduling.display import progress_display
 from stages.scheduling.engine.groups import Group, form_groups
 from stages.scheduling.planning import (
     Planned,
@@ -40,7 +40,7 @@ from stages.scheduling.planning import (
     what_counts,
 )
 from stages.scheduling.runner import Outcomes, find_experiment, keyed_runs, read_packed, slot_devices, train_together
-from stages.verdicts.power import in_percent
+from stages.verdicts.power import format_chance
 
 PREFIXES = {1e21: "Z", 1e18: "E", 1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
 PRINTED, IN_TF32 = "paper", "paper-tf32"
@@ -291,13 +291,13 @@ def run(options: argparse.Namespace) -> Answer:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
     counts = FlopCounts()
     out = sys.stderr if options.json else sys.stdout  # nothing but the document goes to standard output
-    with redirect_stdout(out), stop_on_signals() as stop, ProgressDisplay(out) as display:
+    with redirect_stdout(out), stop_on_signals() as stop, progress_display(out) as report:
         missing, left = train_together(
             dict.fromkeys(names),
             params,
             data=Path("data"),
             devices=slot_devices(options.device, params, options.engine),
-            report=display.report,
+            report=report,
             stop=stop,
             engine=options.engine,
             order=longest_first(params, options.device, counts.count),
@@ -384,13 +384,13 @@ def _train(proposal: Proposal, params: Params, options: argparse.Namespace) -> b
     def place(runs: Sequence[PlannedRun], together: int) -> float:
         return min(places.get(run.name, len(places)) for run in runs)
 
-    with stop_on_signals() as stop, ProgressDisplay(sys.stderr if options.json else sys.stdout) as display:
+    with stop_on_signals() as stop, progress_display(sys.stderr if options.json else sys.stdout) as report:
         _, left = train_together(
             chosen,
             params,
             data=Path("data"),
             devices=slot_devices(os.environ.get("CLAIMCHECK_DEVICE", "auto"), params, options.engine),
-            report=display.report,
+            report=report,
             stop=stop,
             engine=options.engine,
             order=place,
@@ -445,9 +445,9 @@ def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableTyp
         [
             one["claim"],
             f"at {one['look']}, final" if one["look"] == one["planned"] else f"at {one['look']} of {one['planned']}",
-            in_percent(one["chance"]),
+            format_chance(one["chance"]),
             two_digits(one["weight"]),
-            *("" if (chance := (one["power"] or {}).get(name)) is None else in_percent(chance) for name in _CHANCES),
+            *("" if (chance := (one["power"] or {}).get(name)) is None else format_chance(chance) for name in _CHANCES),
         ]
         for one in claims
     ]

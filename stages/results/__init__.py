@@ -46,13 +46,11 @@ from stages.results.database import (
     read_rules,
 )
 from stages.results.estimates import (
-    METRICS,
     SHOWN_METRICS,
     ArmComparison,
     ArmVerdict,
     Estimate,
     ExperimentComparison,
-    MetricInfo,
     as_csv,
     cut_of_each,
     describe_fidelity,
@@ -97,3 +95,4 @@ from stages.rules import Rules
 from stages.runs.evidence import INEXACT_SHARE, unpack_confusion, unpack_correct
 from stages.verdicts import Status
 from stages.verdicts.kinds import KINDS
+from stages.verdicts.metrics import METRICS, MetricInfo

@@ -15,53 +15,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-
-@dataclass(frozen=True, kw_only=True)
-class MetricInfo:
-    """A metric that can be compared.  `unit` is fraction, nats, count, flop, bytes, seconds or a rate.
-
-    `of_arm`: one number of all folds together, whose epoch is chosen on their curves.
-    """
-
-    name: str
-    title: str
-    unit: str
-    better: str
-    split: Annotated[str | None, Field(exclude=True)]
-    of_arm: Annotated[bool, Field(exclude=True)] = False
-
-
-_OF_ARM = ("min_error", "window_error")
-_ROWS = (  # name, title, unit, better, split
-    ("accuracy", "Test accuracy, last epoch", "fraction", "higher", "test"),
-    ("best_epoch_accuracy", "Test accuracy, best epoch", "fraction", "higher", "test"),
-    ("min_error", "Lowest test error of any epoch", "fraction", "lower", "test"),
-    ("window_error", "Test error around the best validation epoch", "fraction", "lower", "test"),
-    ("loss", "Test loss", "nats", "lower", "test"),
-    ("calibration_error", "Calibration error", "fraction", "lower", "test"),
-    ("macro_f1", "F1, mean over the classes", "fraction", "higher", "test"),
-    ("auroc", "Area under the ROC curve, mean over the classes", "fraction", "higher", "test"),
-    ("mse", "Test mean squared error, last epoch", "", "lower", "test"),
-    ("log_mse", "Log of the test mean squared error, last epoch", "nats", "lower", "test"),
-    ("selected_mse", "Test mean squared error, best validation epoch", "", "lower", "test"),
-    ("selected_log_mse", "Log of the test mean squared error, best validation epoch", "nats", "lower", "test"),
-    ("accuracy_after_inversion", "Test accuracy after inversion of the prototypes", "fraction", "higher", "test"),
-    ("parameters", "Parameters", "count", "lower", "none"),
-    ("flops_per_image", "FLOPs per image", "flop", "lower", "none"),
-    ("flops_per_row", "FLOPs per row", "flop", "lower", "none"),
-    ("perplexity", "Test perplexity", "", "lower", "test"),
-    ("validation_loss", "Validation loss", "nats per token", "lower", "test"),
-    ("flops_per_token", "FLOPs per token", "flop", "lower", "none"),
-    ("train_seconds", "Training time", "seconds", "lower", None),
-    ("train_tokens_per_second", "Tokens per second in training", "tokens per second", "higher", None),
-    ("peak_memory_bytes", "Peak memory", "bytes", "lower", None),
-    ("inference_time", "Inference time per sample", "seconds", "lower", None),
-)
-METRICS: Mapping[str, MetricInfo] = {
-    name: MetricInfo(name=name, title=title, unit=unit, better=better, split=split, of_arm=name in _OF_ARM)
-    for name, title, unit, better, split in _ROWS
-}
-"""`split` None marks a cost, of which every machine has its own number."""
+from stages.verdicts.metrics import MetricInfo
 
 SHOWN_METRICS: Mapping[str, tuple[str, ...]] = {
     "images": ("accuracy", "best_epoch_accuracy", "loss", "calibration_error", "inference_time"),
@@ -433,6 +387,7 @@ def cut_of_all(cut: str, replicates: int, planned: int) -> str:
     return f"{each}{', ' if each else ''}{replicates} of {planned} replicates"
 
 
+PLACEHOLDER = "placeholder data: its number says nothing about the claim"
 _SHARE = re.compile(r"(, |^)\d+ of \d+ replicates$")
 
 
@@ -444,7 +399,7 @@ def kind_of_run(cut: str) -> str:
 def why_no_difference(provenance: str | None, cut: str) -> str | None:
     """Explain why a result can't be compared with another or with a printed number; None if it can."""
     if provenance == "embedded":
-        return "placeholder data: its number says nothing about the claim"
+        return PLACEHOLDER
     each = cut_of_each(cut)
     if each and kind_of_run(each) == "shortened run":
         return f"a shortened run ({each}): how far it is from a full one is not known"

@@ -13,9 +13,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from stages.results.claims import CLAIMS
-from stages.results.comparison_rows import ComparedRun, ComparisonRows, load_facts, printed_metrics, values_of
+from stages.results.comparison import ComparedRun, ComparisonRows, load_facts, printed_metrics, values_of
 from stages.results.database import UnknownArm, read_rules
-from stages.results.estimates import FIRST_METRICS, METRICS, Measured, MetricInfo, cut_of_each
+from stages.results.estimates import FIRST_METRICS, Measured, cut_of_each
 from stages.results.tables import ArmRow, Array, Claim, Dataset, ExperimentRow, VerdictRow
 from stages.rules import Rules
 from stages.runs.evidence import unpack_correct
@@ -30,6 +30,7 @@ from stages.verdicts import (
     judge_gain,
     not_tested,
 )
+from stages.verdicts.metrics import METRICS, MetricInfo
 from stages.verdicts.power import least_detected
 
 Model = tuple[ExperimentRow, ArmRow]

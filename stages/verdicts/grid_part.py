@@ -43,7 +43,7 @@ from stages.verdicts.intervals import (
     half_width,
     in_percent,
     level,
-    looks_from,
+    looks_of_numbers,
     looks_of_plan,
     signed,
     t_quantile,
@@ -135,7 +135,7 @@ class GridPart:
                 return Scope(pairs=pairs, planned_pairs=planned, factor=factor, ran=ran, missing=missing)
         return Scope(pairs=pairs, planned_pairs=planned)
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         """Say which pairs a verdict covers, and which are missing."""
         scope = self.scope()
         if scope.factor is None:
@@ -244,11 +244,11 @@ def judge_uniform(
     """
     every = [pair for pairs in levels.values() for pair in pairs]
     shared = set.intersection(*(set(arm.indices) for pair in every for arm in pair))
-    from_minimum = looks_from(rules.looks, rules.minimum)
-    looks = looks_of_plan(from_minimum, replicates)
+    numbers = looks_of_numbers(rules)
+    looks = looks_of_plan(numbers, replicates)
     n = complete_look(shared, looks)
     if n is None:
-        return too_few(shared, min(from_minimum), Status.INCONCLUSIVE, replicates)
+        return too_few(shared, min(numbers), Status.INCONCLUSIVE, replicates)
     n_diverged = sum(arm.among(range(n)).n_diverged for pair in every for arm in pair)
     if n_diverged:
         lost = f"{n_diverged} of the replicates diverged, so the levels aren't compared."

@@ -183,7 +183,8 @@ def test_proposed_analyses_equal_those_of_the_judges(replicates: int) -> None:
 def standing(replicates: int) -> Standing:
     there = {RunName(t.result.experiment, t.result.arm, t.result.replicate) for t in everything()}
     runs = frozenset(run for run in there if run.replicate < replicates)
-    return Standing(judgements=judged_with(replicates), decided_by=runs)
+    judged = {one.claim: one for one in judged_with(replicates)}
+    return Standing(claims=[*judged], judge=judged.__getitem__, decided_by=runs)
 
 
 def test_analysis_needs_runs_missing_from_results_and_store() -> None:

@@ -164,7 +164,7 @@ def test_pairs_are_drawn_in_rows_with_the_papers_gain() -> None:
         assert (mark.ours, mark.low, mark.high, mark.paper) == tuple(
             axis.at(number) for number in (pair.gain, pair.low, pair.high, 0.25)
         )
-    assert first.told == "A against a: +20.00 pp (+10.00 to +30.00 pp)"
+    assert first.text == "A against a: +20.00 pp (+10.00 to +30.00 pp)"
     assert "0" in [f"{tick.number:g}" for tick in axis.ticks], "no gain has a line"
     no_number = mark_pairs(pairs, titles, Claim(id="c", kind="order", unit="nats", value=None))
     assert no_number is not None and {mark.paper for _, mark in no_number[1]} == {None}

@@ -141,7 +141,7 @@ def test_badges_show_the_verdict_and_are_valid_svg(client: TestClient) -> None:
     assert paper_badge(None).count("<rect x=") == 2
     for address in ("/claims/x/badge.svg", "/papers/x/badge.svg"):
         assert client.get(address).status_code == 404
-    ElementTree.fromstring(badge("a<b", 'c&d"', "#000"))
+    ElementTree.fromstring(badge("a<b", [('c&d"', "#000")]))
 
 
 SCHEMES = ("javascript:", "data:text/html,", "vbscript:", "file:", "//", "http:", "https:/")

@@ -91,4 +91,4 @@ def test_curves_of_all_splits_share_axes_and_are_labelled() -> None:
 
     found = draw_curves({"train_loss": points(2.0, 1.0), "test_loss": points(3.0, 1.5), "test_accuracy": []}, "images")
     assert [title for title, _ in found] == ["loss (nats)"]
-    assert found[0][1].told == "training, epoch 2: 1 nats; test, epoch 2: 1.5 nats"
+    assert found[0][1].text == "training, epoch 2: 1 nats; test, epoch 2: 1.5 nats"

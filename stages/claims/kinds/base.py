@@ -49,7 +49,7 @@ from stages.verdicts import (
     power_of_value,
     weigh_gap,
 )
-from stages.verdicts.intervals import OF_WHOLE_GRID, Looks, looks_from, looks_of_plan
+from stages.verdicts.intervals import OF_WHOLE_GRID, Looks, looks_of_numbers, looks_of_plan
 from stages.verdicts.power import Source, power_of_nearness
 
 VerdictAndOurs = tuple[Verdict, float | None]
@@ -184,30 +184,31 @@ class TrainedKind(Kind):
             return judgement
         verdict = judgement.verdict
         is_indicative = verdict.status in (Status.AGREES, Status.DISAGREES)
-        wants_power = facts.with_power or is_indicative
-        power = foresee(claim, facts.params, verdict, facts.claims) if wants_power else None
+        power = None
+        if facts.with_power or is_indicative:
+            power = foresee(claim, facts.params, verdict, facts.claims)
         if is_indicative:
-            indicates, said = weigh_gap(verdict.estimate or 0.0, power.spread if power else None)
+            indicates, reason = weigh_gap(verdict.estimate or 0.0, power.spread if power else None)
             status = verdict.status if indicates else Status.NOT_TESTED
-            verdict = dataclasses.replace(verdict, status=status, explanation=f"{verdict.explanation} {said}")
+            verdict = dataclasses.replace(verdict, status=status, explanation=f"{verdict.explanation} {reason}")
         return dataclasses.replace(judgement, verdict=verdict, power=power)
 
     def _judge_device(self, facts: Facts) -> Verdict | None:
         """Return a verdict if no time was measured on the paper's device; None if times can be compared."""
+        printed = facts.devices.get(self.claim.paper)
+        if printed is None:
+            return not_tested("The paper doesn't name the device that it timed on.")
         counting, devices = (
             [trial.device for group in groups for arm in group.arms.values() for trial in arm]
             for groups in (facts.groups_of(self.claim), facts.all_groups_of(self.claim))
         )
-        printed = facts.devices.get(self.claim.paper)
-        if printed is None:
-            return not_tested("The paper doesn't name the device that it timed on.")
         if any(printed in device for device in counting):
             return None
-        elsewhere = next((device for device in devices if printed not in device), None)
-        if elsewhere is None:
-            said = f"Printed for {printed}; nothing that counts has run on one here."
-            return Verdict(status=Status.OTHER_HARDWARE, explanation=said)
-        return judge_hardware(printed, elsewhere)
+        for device in devices:
+            if printed not in device:
+                return judge_hardware(printed, device)
+        explanation = f"Printed for {printed}; nothing that counts has run on one here."
+        return Verdict(status=Status.OTHER_HARDWARE, explanation=explanation)
 
     def experiment_of(self, params: Params) -> ExperimentParams:
         (name,) = fnmatch.filter(params.experiments, self.claim.experiment or "")
@@ -269,9 +270,11 @@ class TrainedKind(Kind):
         return dataclasses.replace(self.by_results(verdict, sides, facts.params), ours=ours)
 
     def by_results(self, verdict: Verdict, sides: ClaimSamples, params: Params) -> Judgement:
+        part = sides.part
+        note = "" if part is None else f" Over {len(part.pairs)} of {len(part.planned)} pairs of the grid."
         return Judgement(
             claim=self.claim,
-            verdict=dataclasses.replace(verdict, explanation=verdict.explanation + sides.note),
+            verdict=dataclasses.replace(verdict, explanation=verdict.explanation + note),
             basis="results",
             is_decidable=True,
             entries=sides.entries,
@@ -290,10 +293,8 @@ class TrainedKind(Kind):
 
     def looks(self, experiment: ExperimentParams) -> Looks:
         """Return the analyses that can give a verdict, up to the end of the plan; none if the plan is too short."""
-        looks, rules = self.rules.looks, self.rules
-        if self.is_number:
-            looks = looks_from(looks, rules.minimum if self.printed_error is None else rules.minimum_with_error)
-        return looks_of_plan(looks, experiment.replicates)
+        numbers = looks_of_numbers(self.rules, is_error_printed=self.printed_error is not None)
+        return looks_of_plan(numbers if self.is_number else self.rules.looks, experiment.replicates)
 
     def power(self, plan: Plan) -> Power | None:
         design = self.design(plan)
@@ -305,13 +306,14 @@ class TrainedKind(Kind):
 
     def design(self, plan: Plan) -> Design | None:
         """Add the spread of a replicate, or of a gain, to the plan; None if there is no basis for one."""
-        found, many = self._spread(plan), len(plan.pairs.proposed)
+        found, pairs = self._spread(plan), len(plan.pairs.proposed)
         if found is None:
             return None
         spread, source, because = found
-        if many > 1:
-            whole = f", for the whole grid of {many} pairs"
-            because += ", for the mean of the pairs that ran" if source == "measured" else whole
+        if pairs > 1 and source == "measured":
+            because += ", for the mean of the pairs that ran"
+        elif pairs > 1:
+            because += f", for the whole grid of {pairs} pairs"
         is_folded, facts = plan.experiment.printed.split.kind == "folds", self.claim.facts
         return Design(
             planned=plan.experiment.replicates,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -90,14 +89,6 @@ class ValueKind(TrainedKind, kinds="value"):
         return levels | {arm: self.value for arm in levels if arm == self.claim.arm}
 
 
-@dataclass(frozen=True, kw_only=True)
-class RatioSample:
-    """A ratio as a `sample`, and its replicates' variance `s2_at` another margin."""
-
-    sample: Sample
-    s2_at: Callable[[float], float]
-
-
 class RatioKind(TrainedKind, kinds="ratio"):
     """A ratio of two measured numbers: a relative gain, a relative reduction, a share of another gain."""
 
@@ -118,19 +109,21 @@ class RatioKind(TrainedKind, kinds="ratio"):
 
     def decide(self, sides: ClaimSamples, params: Params) -> VerdictAndOurs:
         """Judge a ratio; one no larger than its margin is never `reproduced`: even no gain would count as equal."""
-        ratio = self.relative(sides)
+        sample, s2_at = self.measure_ratio(sides)
         verdict = judge_value(
             ValueClaim(value=self.value, margin=self.margin, n=self.claim.n, slope=self.slope),
-            ratio.sample,
+            sample,
             rules=self.rules,
             planned=sides.group.experiment.replicates,
             size=abs(self.value),
-            s2_at=ratio.s2_at,
+            s2_at=s2_at,
         )
-        return verdict, mean_of(ratio.sample, sides.group.looks(self.rules))
+        return verdict, mean_of(sample, sides.group.looks(self.rules))
 
-    def relative(self, sides: ClaimSamples) -> RatioSample:
+    def measure_ratio(self, sides: ClaimSamples) -> tuple[Sample, Callable[[float], float]]:
         """Return the ratio r = N/D of means, as a sample with mean r and the spread of (N − b D)/mean(D).
+
+        The second value is a function from another margin to the variance of the replicates there.
 
         b is the end of the claim's margin at which N − b D spreads more.  If the truth is b, its t test is exact
         (Fieller 1954); the spread at the printed ratio is smaller, and a test with it errs in 9 % instead of 5 %.  N is
@@ -176,17 +169,9 @@ class RatioKind(TrainedKind, kinds="ratio"):
         environments: dict[int, frozenset[str]] = {}
         for replicate in (*proposed.replicates, *baseline.replicates):
             environments[replicate.index] = replicate.environments | environments.get(replicate.index, frozenset())
-        sample = Sample(
-            tuple(
-                Observation(
-                    index=index,
-                    value=b + (top[index] - b * bottom[index]) / mean if index in top else None,
-                    environments=environments[index],
-                )
-                for index in indices
-            )
-        )
-        return RatioSample(sample=sample, s2_at=s2_at)
+        values = {index: b + (top[index] - b * bottom[index]) / mean for index in top}
+        ratios = (Observation(index=at, value=values.get(at), environments=environments[at]) for at in indices)
+        return Sample(tuple(ratios)), s2_at
 
     def power_of(self, design: Design) -> Power:
         return power_of_value(design, self.margin, self.rules, can_reproduce=abs(self.value) > self.margin)
@@ -221,16 +206,16 @@ class RangeKind(RatioKind, kinds="range"):
         return (high - low) / 2
 
     def decide(self, sides: ClaimSamples, params: Params) -> VerdictAndOurs:
-        ratio, middle = self.relative(sides), "the middle of the printed range,"
+        (sample, s2_at), middle = self.measure_ratio(sides), "the middle of the printed range,"
         verdict = judge_value(
             ValueClaim(value=sum(self.limits) / 2, margin=self.margin, stderr=0.0, wording=middle),
-            ratio.sample,
+            sample,
             rules=self.rules,
             planned=sides.group.experiment.replicates,
             may_be_exact=self.claim.metric == EXACT,
-            s2_at=ratio.s2_at,
+            s2_at=s2_at,
         )
-        ours = mean_of(ratio.sample, sides.group.looks(self.rules))
+        ours = mean_of(sample, sides.group.looks(self.rules))
         return dataclasses.replace(verdict, prediction=None), ours  # the paper prints no number that a rerun could give
 
     def power(self, plan: Plan) -> Power:
@@ -366,9 +351,9 @@ class OrderKind(DifferenceKind, kinds="order"):
     may_lack_number = True
 
     def power_of(self, design: Design) -> Power:
-        return (
-            power_of_sign(design, self.rules, is_known=True) if self.claim.value is None else super().power_of(design)
-        )
+        if self.claim.value is None:
+            return power_of_sign(design, self.rules, is_known=True)
+        return super().power_of(design)
 
 
 class GapKind(GainKind, kinds="gap"):
