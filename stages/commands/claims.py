@@ -91,6 +91,8 @@ def _claim(name: str) -> dict[str, Any]:
             **{part: getattr(claim, part) for part in _ASKED},
             "experiments": list(row.experiments),
             "verdict": {part: getattr(verdict, part) for part in said},
+            "labs": verdict.labs,
+            "pooled": verdict.pooled,
             "runs": list(dict.fromkeys(run.result.run_key for run in row.runs)),
             "deviations": [{"id": deviation.id, "subject": deviation.subject} for deviation in row.deviations],
         }
@@ -123,6 +125,13 @@ def _show_claim(claim: Mapping[str, Any]) -> Iterator[str]:
         yield f"marked    {verdict['registration']['mark']}: {verdict['registration']['why']}"
     if verdict["size"]:
         yield f"its size  {WORD_OF[verdict['size']['status']]}: {verdict['size']['explanation']}"
+    pooled = [claim["pooled"] | {"lab": "all"}] if claim["pooled"] else []
+    for row in [*claim["labs"], *pooled]:
+        ends = "" if row["low"] is None else f", {in_unit(row['low'], unit)} to {in_unit(row['high'], unit)}"
+        name, what = row["lab"] or "this project", "complete labs" if row in pooled else "replicates"
+        yield f"lab       {name}: {row['status']}, ours {in_unit(row['ours'], unit)}{ends} ({row['n']} {what})"
+    if held := [row["n"] for row in claim["labs"] if row["holds"]]:
+        yield f"labs      reproduced {sum(held)} times by {len(held)} of {len(claim['labs'])} labs"
     if runs:
         more = f" and {len(runs) - _FEW} more" if len(runs) > _FEW else ""
         yield f"runs      {', '.join(key[:12] for key in runs[:_FEW])}{more}"

@@ -55,7 +55,7 @@ class JSONOf(TypeDecorator):
         return value
 
 
-SCHEMA_VERSION = 22
+SCHEMA_VERSION = 23
 
 
 class Base(DeclarativeBase):
@@ -409,7 +409,8 @@ class VerdictRow(Base):
     metric and the code that judged it.  `seen_before_rule`: how many of the claim's results or pairs were known when
     its rule was written, None if none.  `registration`, for a verdict by training, has the fields of
     `stages.claims.history.RegistrationMark`.  `device_seconds` to `usd` are the cost of all runs behind the verdict,
-    each counted once.  `labs` has the verdict by each lab's results alone, if another lab has any.
+    each counted once.  `labs` has the verdict by each lab's results alone, if another lab has any; `pooled`, the one by
+    the labs' means.
     """
 
     __tablename__ = "verdicts"
@@ -449,6 +450,7 @@ class VerdictRow(Base):
     energy_joules: Mapped[float | None]
     usd: Mapped[float | None]
     labs: Mapped[list[Any]]
+    pooled: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
     runs: Mapped[list[VerdictRun]] = relationship(order_by="VerdictRun.position")
     arms: Mapped[list[VerdictArm]] = relationship(order_by="VerdictArm.position")
 

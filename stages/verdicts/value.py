@@ -60,19 +60,20 @@ AS_LARGE = "the margin is as large as the printed number, so nothing at all woul
 class ValueClaim:
     """A printed number, and the margin within which another number counts as equal to it.
 
-    `n` is the paper's number of replicates, None if it doesn't say.  `slope` is how fast the margin grows with the
+    `n` is the paper's number of replicates, None if it doesn't say; a fraction if its number varies more than one of
+    ours.  `slope` is how fast the margin grows with the
     printed number.
     """
 
     value: float
     margin: float
     stderr: float | None = None
-    n: int | None = None
+    n: float | None = None
     slope: float = 0.0
     wording: str = "the paper's"
 
 
-def df_of_printed(n: int | None) -> float:
+def df_of_printed(n: float | None) -> float:
     """Return the degrees of freedom of a printed standard error; an unknown n counts as 2, the fewest possible."""
     return max((n or 2) - 1.0, 1.0)
 
@@ -106,7 +107,7 @@ class Spread:
     df: float
     n: int
     stderr: float | None
-    paper_n: int | None
+    paper_n: float | None
     test_sets: float = 0.0
     slope: float = 0.0
 
