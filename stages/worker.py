@@ -28,10 +28,10 @@ from stages.device import devices_of, keep_freed_memory, pick_device
 from stages.evaluation.flops import FlopCounts
 from stages.ops.fast.cpp import TAKEN, keep_compiled_steps_apart
 from stages.ops.fast.replay import describe_graphs
-from stages.run import RunSpec, canonical_json, environment_digest
+from stages.run import RunSpec, canonical_json, environment_digest, steps_per_epoch, training_counts
 from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.store import Scratch, remember, seal, stack_id
-from stages.training.canary import canary_of
+from stages.training.canary import STEPS, Canary, canary_of
 from stages.training.loop import Outcome, Progress, TrainingState, TrainingStopped
 from stages.training.parallel import Rank, agreed, describe_ranks, from_first, highest, joined, run_together, share
 from stages.training.process import (
@@ -303,13 +303,19 @@ def _prepare(job: Job, *, is_stacked: bool = False) -> tuple[PackedInfo, torch.d
     device = pick_device(job.device)
     keep_freed_memory()
     keep_compiled_steps_apart()
-    canary = canary_of(job.spec, info, device, is_stacked=is_stacked)
+    rows, _ = training_counts(info.train_images, job.spec.protocol, job.spec.replicate)
+    is_short = job.spec.protocol.epochs * steps_per_epoch(rows, job.spec.protocol) < STEPS
+    if is_short:
+        canary = Canary("", "none, because the training has fewer steps", frozenset())
+    else:
+        canary = canary_of(job.spec, info, device, is_stacked=is_stacked)
     process = describe_process(job.spec.code) | {"canary": canary.described()}
     environment = describe_environment(device) | describe_products(job.spec.protocol, device) | {"process": process}
     if packages := {name: version for name, version in job.spec.code.items() if "==" in version}:
         environment["packages"] = packages  # those installed, or the run is refused
     TAKEN.clear()
-    reset_peak_memory(device)
+    if not is_short:  # the next run would touch all memory anew, which takes longer than a few steps
+        reset_peak_memory(device)
     return info, device, _with_fast_paths(environment, canary.taken)
 
 

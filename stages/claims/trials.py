@@ -187,7 +187,7 @@ COSTS = ("train_seconds", "samples_per_second", "train_tokens_per_second", "peak
 _AT_EPOCH = re.compile(r"epoch_([1-9]\d*)_(train_loss|test_loss|test_accuracy)")
 """A metric that a paper prints for a given epoch, counted from 1."""
 FAILED_FACTOR = 10.0
-"""A training failed if it diverged or its error is this many times the median at its size; DAC prints no limit."""
+"""Multiple of the median error at its size above which a training failed; DAC prints no limit."""
 _FAILED_METRIC = "selected_mse"
 
 

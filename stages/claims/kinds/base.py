@@ -163,7 +163,7 @@ class Kind:
 class TrainedKind(Kind):
     """A claim that trained models decide, by the replicates of one or two arms or by their means over a grid.
 
-    `is_number`: the claim is about a number, which takes more replicates than an order.
+    `is_number`: the claim is about a number, which needs more replicates than an order.
     `may_lack_number`: power can be computed even if the paper prints no number.
     """
 
@@ -388,7 +388,7 @@ def foresee(
 ) -> Power | None:
     """Compute the power of the plan, or of its interim analysis at `at` replicates, for a claim that training decides.
 
-    `verdict` has the spread if replicates were judged; `claims` have the printed values of the arms.  Returns None if
+    `verdict` has the spread if replicates were judged; `claims` have the printed values of the arms.  Return None if
     neither the paper nor the metric suggests a spread.
     """
     kind = kind_of(claim, params.verdicts)
