@@ -200,7 +200,8 @@ def test_analysis_needs_runs_missing_from_results_and_store() -> None:
 
 def test_settled_or_completed_claims_need_no_more_runs() -> None:
     most = max(experiment.replicates for experiment in params().experiments.values())
-    assert next_looks(standing(most), params(), ()) == []
+    unjudged = dataclasses.replace(standing(most), judge={}.__getitem__)
+    assert next_looks(unjudged, params(), ()) == [], "a claim whose analyses are complete isn't even judged"
     wanted = {one.claim.id for one in next_looks(standing(3), params(), ())}
     settled = {
         one.claim.id
