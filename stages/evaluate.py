@@ -14,12 +14,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from stages.checkpoint.contract import CheckpointError
 from stages.device import keep_freed_memory, pick_device
-from stages.evaluation.experiment import EvaluationError, evaluate_experiment
-from stages.evaluation.flops import Kept
+from stages.evaluation.experiment import evaluate_experiment
+from stages.evaluation.flops import MeasurementCache
 from stages.faults import in_one_line
-from stages.params.experiment import ParamsError, load_params
+from stages.params.experiment import load_params
 from stages.params.stage_inputs import code_digests, refuse_changed
 from stages.run import ModelSpec
 from stages.runs.evidence import EpochRow, ResultLine, write_lines
@@ -91,11 +90,11 @@ def main(arguments: list[str] | None = None) -> int:
         device, profile = str(pick_device(options.device)), load_params().profile
         if profile.data == "embedded":  # on real data, this would change the latencies
             keep_freed_memory()
-        with Kept("timed").held(name, is_patient=not options.ahead) as is_ours:
+        with MeasurementCache("timed").held(name, is_patient=not options.ahead) as is_ours:
             if not is_ours:
                 return 0  # the stage itself is running
             found = evaluate_experiment(name, data, profile, device, _code_of, anew=options.anew)
-    except (ParamsError, EvaluationError, CheckpointError, ValueError) as error:
+    except ValueError as error:
         print(f"evaluate@{name}: {error}", file=sys.stderr)
         return 1
     labels: dict[str, list[str]] = {}

@@ -314,7 +314,7 @@ def choose(
     return steps
 
 
-NOBODY_KNOWS = 0.5
+UNKNOWN_CHANCE = 0.5
 """Chance of a decision if neither the paper nor the metric suggests the spread of replicates."""
 
 
@@ -369,7 +369,7 @@ def propose(
     for name, look in looks.items():
         claim, verdict = look.claim, standing.judge(look.claim).verdict
         power, chance = None, 0.0
-        if sum(seconds[run] for run in lacking[name]) <= budget:  # otherwise it is never chosen
+        if math.fsum(seconds[run] for run in lacking[name]) <= budget:  # otherwise it is never chosen
             power = foresee(claim, printed, verdict, standing.claims, at=look.at)
             chance = chance_of_decision(claim, power, verdict)
         prospects[name] = Prospect(look=look, power=power, chance=chance, weight=weights[claim.id])
@@ -400,7 +400,7 @@ def chance_of_decision(claim: ClaimLine, power: Power | None, verdict: Verdict) 
     printed.  No analysis refutes a claim whose experiment is our reading.
     """
     if power is None or (power.supported, power.reproduced, power.not_reproduced) == (None, None, None):
-        return NOBODY_KNOWS
+        return UNKNOWN_CHANCE
     if claim.facts.is_order and not is_decided(verdict.status):
         return power.supported or 0.0
     right = power.reproduced if claim.facts.is_order or power.supported is None else power.supported

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from stages.datasets.packed import PackedDataError
 from stages.evaluation.flops import FlopCounts
-from stages.faults import in_one_line, stop_on_signals
-from stages.params.experiment import ParamsError, load_params
+from stages.faults import Mistake, in_one_line, stop_on_signals
+from stages.params.experiment import load_params
 from stages.params.stage_inputs import refuse_changed
-from stages.runs.evidence import EvidenceError
 from stages.scheduling.display import progress_display
-from stages.scheduling.engine.groups import EngineError, TrainingsKilled, default_engine
-from stages.scheduling.engine.local import OrphanedStage, dvc_and_shells, exit_when_gone
+from stages.scheduling.engine.groups import TrainingsKilled, default_engine
+from stages.scheduling.engine.local import dvc_and_shells, exit_when_gone
 from stages.scheduling.planning import longest_first
 from stages.scheduling.runner import slot_devices, train_experiment
 
@@ -65,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     except TrainingsKilled as error:
         print(f"train@{options.experiment}: {error}", file=sys.stderr)
         return KILLED
-    except (EngineError, EvidenceError, OrphanedStage, ParamsError, PackedDataError) as error:
+    except (Mistake, PackedDataError) as error:
         print(f"train@{options.experiment}: {error}", file=sys.stderr)
         return 1
     return 1 if refuse_changed(f"train@{options.experiment}") or not complete else 0

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from stages.claims import read_claims, read_history
 from stages.claims.history import PATH as HISTORY
@@ -144,6 +146,27 @@ def test_verify_without_arguments_prints_at_most_twenty_lines_with_remedies(
     )
     assert main(["verify", "--all"]) == 1
     assert sum("  checkpoint: broken; " in line for line in capsys.readouterr().out.splitlines()) == 2
+
+
+def test_step_of_the_github_action_fails_if_a_link_is_broken(root: Path, tmp_path: Path) -> None:
+    """The shell step literally, as a runner starts bash."""
+    (step,) = yaml.safe_load((REPOSITORY / ".github/actions/verify/action.yml").read_text())["runs"]["steps"]
+    files = {name: str(tmp_path / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+    given = {"COMMAND": f"{sys.executable} -m stages.cli", "ARGUMENTS": NAME, "RUNNER_TEMP": str(tmp_path)}
+
+    def run(**more: str) -> tuple[int, str]:
+        environment = os.environ | files | given | more
+        bash = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+        done = subprocess.run(bash, cwd=root, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        return done.returncode, done.stdout
+
+    assert run() == (0, "") and json.loads((tmp_path / "GITHUB_STEP_SUMMARY").read_text())["broken"] == 0
+    flip(root / "data" / "models" / f"{NAME}.safetensors", -1)
+    code, told = run()
+    assert code == 1 and told.startswith(f"::error::{NAME}: checkpoint: data/models/{NAME}.safetensors: ")
+    last = (tmp_path / "GITHUB_OUTPUT").read_text().splitlines()[-1]
+    assert last.startswith("totals={") and json.loads(last.removeprefix("totals="))["broken"] == told.count("::error::")
+    assert run(ARGUMENTS="no-such-checkpoint") == (1, "")
 
 
 def test_many_broken_checkpoints_still_fit_twenty_lines(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from stages.claims.kinds import Facts, Kind, TallyKind, kind_of, order_of
+from stages.claims.kinds import Facts, Kind, TallyKind, TrainedKind, kind_of, order_of
 from stages.claims.lines import ClaimLine, Judgement, Variant
 from stages.claims.trials import ResultGroup
 from stages.papers.finding import Finding
@@ -66,6 +66,13 @@ def judge_claims(
     for name, kind in counts.items():
         judged[name] = kind.judge_orders(list(judged.values()), facts, _judge)
     return [judged[claim.id] for claim in claims], tables
+
+
+def judge_labs(claim: ClaimLine, facts: Facts) -> Judgement | None:
+    """Judge a claim by the means of several labs; None if its kind, or the labs' results, don't allow that."""
+    kind = kind_of(claim, facts.params.verdicts)
+    judgement = kind.judge_labs(facts) if isinstance(kind, TrainedKind) else None
+    return judgement and _under_reading(judgement)
 
 
 def _judge_each_way(claim: ClaimLine, facts: Facts) -> Judgement:

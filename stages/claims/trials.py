@@ -18,7 +18,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Literal
 
@@ -38,7 +38,7 @@ from stages.verdicts import (
     evidence_level_of,
 )
 from stages.verdicts.grid_part import Cell, whole_slices
-from stages.verdicts.intervals import Looks, complete_look, looks_of_plan
+from stages.verdicts.intervals import Looks, complete_look, looks_of_plan, variance_of
 
 FLOPS_OF_TRAINING = 3
 """A backward pass does the work of two forward passes."""
@@ -50,6 +50,7 @@ class ResultGroup:
     """Results of one experiment under equal conditions.
 
     `share` is the fraction of the paper's passes over the training images that these runs were planned to make.
+    `of_labs`: the samples' replicates are labs, in which both arms are paired; any number of labs may still come.
     """
 
     experiment: ExperimentParams
@@ -58,10 +59,15 @@ class ResultGroup:
     evidence_level: EvidenceLevel
     share: float
     arms: Mapping[str, tuple[Trial, ...]]
+    of_labs: bool = False
+
+    @property
+    def planned(self) -> int | None:
+        return None if self.of_labs else self.experiment.replicates
 
     def looks(self, rules: Rules) -> dict[int, float]:
         """Planned analyses and the share of α of each; the last is at the experiment's number of replicates."""
-        return looks_of_plan(rules.looks, self.experiment.replicates)
+        return looks_of_plan(rules.looks, self.planned)
 
     @property
     def lab(self) -> str:
@@ -70,12 +76,12 @@ class ResultGroup:
 
     @property
     def pairing(self) -> Literal["fold", "none"]:
-        return "fold" if self.experiment.printed.split.kind == "folds" else "none"
+        return "fold" if self.of_labs or self.experiment.printed.split.kind == "folds" else "none"
 
     @property
     def folds(self) -> int | None:
         """Number of folds, of which each replicate holds out one; None if replicates aren't folds."""
-        return self.experiment.printed.split.folds if self.pairing == "fold" else None
+        return None if self.of_labs or self.pairing == "none" else self.experiment.printed.split.folds
 
     @property
     def is_of_part_of_the_data(self) -> bool:
@@ -187,7 +193,7 @@ COSTS = ("train_seconds", "samples_per_second", "train_tokens_per_second", "peak
 _AT_EPOCH = re.compile(r"epoch_([1-9]\d*)_(train_loss|test_loss|test_accuracy)")
 """A metric that a paper prints for a given epoch, counted from 1."""
 FAILED_FACTOR = 10.0
-"""A training failed if it diverged or its error is this many times the median at its size; DAC prints no limit."""
+"""Multiple of the median error at its size above which a training failed; DAC prints no limit."""
 _FAILED_METRIC = "selected_mse"
 
 
@@ -341,6 +347,7 @@ class ClaimSamples:
     """Samples of a claim's proposed and baseline arms in its metric; a value has no baseline.
 
     The samples are taken from `group`, for the arms in `pairs`; `part` is set if only part of a grid has results.
+    `paper_n`: if replicates are labs, the number of labs whose mean varies like the paper's number.
     """
 
     pairs: Pairs
@@ -350,6 +357,7 @@ class ClaimSamples:
     trials: tuple[Trial, ...] = ()
     entries: tuple[Entry, ...] = ()
     part: GridPart | None = None
+    paper_n: float | None = None
 
     @property
     def both(self) -> tuple[Sample, Sample]:
@@ -429,6 +437,39 @@ def gather_samples(claim: ClaimLine, pairs: Pairs, group: ResultGroup, rules: Ru
         trials=tuple({trial.row: trial for trial, _, _ in used}.values()),
         entries=tuple(entry_of(*each) for each in used),
         part=part,
+    )
+
+
+def pool_labs(labs: Sequence[ClaimSamples], claim: ClaimLine) -> ClaimSamples:
+    """Return samples in which each lab's mean is one replicate, because a lab's replicates share what sets it apart.
+
+    A lab with a diverged replicate counts as a diverged replicate.  The paper is one more lab: its number varies as the
+    labs' means do, plus the variance of its own runs, as printed or measured, beyond that of a lab's mean.
+    """
+
+    def means(arms: Sequence[Sample]) -> Sample:
+        values = [None if arm.n_diverged else fmean(arm.values) for arm in arms]
+        return Sample(
+            tuple(
+                Observation(index=index, value=value, environments=arm.environments)
+                for index, (value, arm) in enumerate(zip(values, arms, strict=True))
+            )
+        )
+
+    both = [lab.baseline for lab in labs if lab.baseline is not None]
+    proposed, paper_n = means([lab.proposed for lab in labs]), None
+    whole = [lab.proposed for lab in labs if not lab.proposed.n_diverged]
+    if len(whole) > 1 and (between := float(variance_of(proposed.values))):
+        within = fmean(float(variance_of(arm.values)) for arm in whole)
+        paper = claim.stderr**2 if claim.stderr is not None else within / (claim.n or 1)
+        paper_n = between / (between + max(0.0, paper - within / whole[0].n))
+    return ClaimSamples(
+        pairs=labs[0].pairs,
+        group=replace(labs[0].group, arms={}, of_labs=True),
+        proposed=proposed,
+        baseline=means(both) if both else None,
+        trials=tuple(trial for lab in labs for trial in lab.trials),
+        paper_n=paper_n,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
@@ -52,7 +53,7 @@ def plan(options: argparse.Namespace) -> Answer:
     names = options.experiments or list(params.experiments)
     papers = {name: find_experiment(params, name).paper for name in names}
     counts, outcomes = FlopCounts(), Outcomes()
-    costs = plan_costs(params, params.profile, names, counts.count)
+    planned = {name: plan_costs(params, profile, names, counts.count) for name, profile in params.profiles.items()}
     experiments = [
         {
             "experiment": name,
@@ -60,12 +61,11 @@ def plan(options: argparse.Namespace) -> Answer:
             **_told(cost, params.rates),
             **_in_store(name, params, outcomes),
         }
-        for name, cost in costs.items()
+        for name, cost in planned[params.profile_name].items()
     ]
     measured = _measure(names, params, options.device, counts, outcomes) if options.measure else None
     profiles, totals = [], {}
-    for profile_name, profile in params.profiles.items():
-        costs = plan_costs(params, profile, names, counts.count)
+    for profile_name, costs in planned.items():
         for paper in dict.fromkeys(papers.values()):
             of_paper = add_up((cost for name, cost in costs.items() if papers[name] == paper), params.rates)
             profiles.append({"profile": profile_name, "paper": paper, **_told(of_paper, params.rates)})
@@ -338,7 +338,7 @@ def next_trainings(options: argparse.Namespace) -> Answer:
     reached = {prospects[name].look.claim.id for step in steps for name in step.completed}
     waiting = {name for name, runs in lacking.items() if not runs}
     first = {one.look.claim.id: name for name, one in reversed(list(prospects.items())) if name not in waiting}
-    costs = [sum(seconds[run] for run in lacking[name]) for claim, name in first.items() if claim not in reached]
+    costs = [math.fsum(seconds[run] for run in lacking[name]) for claim, name in first.items() if claim not in reached]
     spent, documented = sum(step.seconds for step in steps), []
     for step in steps:
         last = {prospects[name].look.claim.id: prospects[name] for name in step.completed}  # analysis of each claim

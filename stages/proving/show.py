@@ -519,31 +519,23 @@ def _compare(
 
 
 def _train(side: RevisionTree, trainings: Sequence[Mapping[str, Any]], *, plain: bool) -> list[list[dict[str, Any]]]:
-    """Return the results by number of threads, in the order of the trainings."""
+    """Return the results by number of threads, in the order of the trainings.
+
+    With `plain`, fast paths are off in older revisions, too.  Those took C++ if it compiled, and oneDNN's products if
+    the processor has AVX512.  They shared code that torch compiles between capabilities, so it gets its own folder.
+    """
+    cache = side.tree.with_name(f"{side.tree.name}-compiled")
+    env = {"ATEN_CPU_CAPABILITY": "avx2", "TORCHINDUCTOR_CACHE_DIR": str(cache)} if plain else {}
     found: list[list[dict[str, Any]]] = [[{} for _ in trainings] for _ in THREADS]
     for without_cpp in (False, True):
-        chosen = [
-            index for index, training in enumerate(trainings) if (plain and not training["is_stacked"]) == without_cpp
-        ]
-        if chosen:
-            answers = side.train([trainings[index] for index in chosen], THREADS, _plain_env(side, plain, without_cpp))
-            for results, own in zip(found, answers, strict=True):
-                for index, result in zip(chosen, own, strict=True):
-                    results[index] = result
+        chosen = [i for i, training in enumerate(trainings) if (plain and not training["is_stacked"]) == without_cpp]
+        if not chosen:
+            continue
+        more = env | ({"CXX": "false"} if without_cpp else {})
+        for results, own in zip(found, side.train([trainings[i] for i in chosen], THREADS, more), strict=True):
+            for i, result in zip(chosen, own, strict=True):
+                results[i] = result
     return found
-
-
-def _plain_env(side: RevisionTree, plain: bool, without_cpp: bool) -> dict[str, str]:
-    """Return variables that turn fast paths off in older revisions, too.
-
-    Those took C++ if it compiled, and oneDNN's products if the processor has AVX512.  They shared code that torch
-    compiles between capabilities, so it gets a folder of its own.
-    """
-    if not plain:
-        return {}
-    cache = side.tree.with_name(f"{side.tree.name}-compiled")
-    env = {"ATEN_CPU_CAPABILITY": "avx2", "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    return env | ({"CXX": "false"} if without_cpp else {})
 
 
 def _sides(root: Path, before: str, after: str, scratch: Path) -> tuple[RevisionTree, RevisionTree]:

@@ -107,7 +107,7 @@ class DatabaseBuilder:
         self.papers = list(dict.fromkeys(experiment.paper for experiment in self.params.experiments.values()))
         judged = sources.judge(self.claims, self.params, self.found, findings=self.findings, deviations=self.deviations)
         self.selected, self.judgements, self.sentences = judged.selected, judged.judgements, judged.sentences
-        self.by_lab = judged.by_lab
+        self.by_lab, self.pooled = judged.by_lab, judged.pooled
         self.marks = {
             judgement.claim.id: self.registered.mark(
                 judgement.claim,
@@ -366,6 +366,7 @@ class DatabaseBuilder:
                     for place, arm in enumerate(judgement.arms)
                 ],
                 labs=self.by_lab.get(claim.id, []),
+                pooled=self.pooled.get(claim.id),
                 rules=numbers,
                 digest=digest_verdict(claim, rules, judging),
                 seen_before_rule=seen_before_rule(claim.id, self.history) if judgement.basis == "results" else None,

@@ -22,6 +22,7 @@ from stages.claims import (
     PaperDeviations,
     gather,
     judge_claims,
+    judge_labs,
     place_claims,
     read_claims,
     read_deviations,
@@ -307,7 +308,8 @@ def _trained_digest(outcome: Path) -> str | None:
 class JudgedResults:
     """The selected results, also in groups by experiment with the strongest first, and the judgements on them.
 
-    `by_lab` has, by claim, what each lab's results say alone, if another lab has results for the claim.
+    `by_lab` has, by claim, what each lab's results say alone, if another lab has results for the claim.  `pooled` has
+    what the labs' means say together.
     """
 
     selected: Sequence[Trial]
@@ -315,6 +317,7 @@ class JudgedResults:
     judgements: Sequence[Judgement]
     sentences: Sequence[JudgedTable]
     by_lab: Mapping[str, Sequence[Mapping[str, Any]]]
+    pooled: Mapping[str, Mapping[str, Any]]
 
 
 def judge(
@@ -333,23 +336,33 @@ def judge(
     judgements, sentences = judge_claims(
         claims, params, findings=findings, groups=groups, devices=devices, with_power=with_power
     )
+    facts = Facts(
+        claims=claims, params=params, findings=findings, groups=groups, devices=devices, with_power=with_power
+    )
     by_lab = defaultdict[str, list[Mapping[str, Any]]](list)
     labs = sorted({group.lab for of_it in groups.values() for group in of_it})
     for lab in labs if any(labs) else ():
         alone = {name: [group for group in of_it if group.lab == lab] for name, of_it in groups.items()}
         for one in judge_claims(claims, params, findings={}, groups=alone, devices=devices, with_power=False)[0]:
-            verdict = one.verdict
             if one.is_by_training and one.entries:
-                row = {"lab": lab, "status": str(verdict.status), "holds": WORD_OF[verdict.status] is Word.HOLDS}
-                row |= {"ours": one.ours, "low": verdict.low, "high": verdict.high, "n": verdict.n}
-                by_lab[one.claim.id].append(row)
+                by_lab[one.claim.id].append({"lab": lab} | _row_of(one))
+    others = {claim: rows for claim, rows in by_lab.items() if any(row["lab"] for row in rows)}
+    pooled = {claim.id: judge_labs(claim, facts) for claim in claims if len(others.get(claim.id, ())) > 1}
     return JudgedResults(
         selected=selected,
         groups=groups,
         judgements=judgements,
         sentences=sentences,
-        by_lab={claim: rows for claim, rows in by_lab.items() if any(row["lab"] for row in rows)},
+        by_lab=others,
+        pooled={claim: _row_of(judgement) for claim, judgement in pooled.items() if judgement is not None},
     )
+
+
+def _row_of(judgement: Judgement) -> dict[str, Any]:
+    verdict = judgement.verdict
+    numbers = {name: getattr(verdict, name) for name in ("estimate", "low", "high", "confidence", "n")}
+    holds = WORD_OF[verdict.status] is Word.HOLDS
+    return {"status": str(verdict.status), "holds": holds, "ours": judgement.ours} | numbers
 
 
 def facts_today(root: Path, params: Params) -> Facts:

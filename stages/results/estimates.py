@@ -1,4 +1,4 @@
-"""The parts of a comparison: estimates, differences, gains, costs.
+"""Data classes of a comparison: estimates, differences, gains, costs.
 
 The service returns them unchanged, so field descriptions appear in its API reference.  Fractions are in [0, 1].
 """
@@ -282,7 +282,7 @@ class ExperimentComparison:
 def describe_stopwatch(
     batch_size: int | None, warmup: int | None, repeats: int | None, device: str | None, threads: int | None
 ) -> str:
-    """The method of an inference time, in one phrase."""
+    """Describe in one phrase how an inference time was measured."""
     counted = f"median of {repeats} batches of {batch_size} after {warmup} uncounted ones"
     place = f"{device}, {threads} threads" if threads else f"{device}"
     return f"{counted}, the device synchronised before and after each, on {place}"
@@ -306,12 +306,12 @@ FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def no_formula(text: str) -> str:
-    """The text, prefixed with an apostrophe where a spreadsheet would take it for a formula and compute it."""
+    """Return the text, with an apostrophe in front if a spreadsheet would otherwise compute it as a formula."""
     return f"'{text}" if text.startswith(FORMULA_SIGNS) else str(text)
 
 
 def _columns(kind: type, prefix: str = "") -> list[str]:
-    """The leaves of a part, in the order of its fields; `population` decides nothing and is in JSON only."""
+    """Return the leaves of a part, in the order of its fields, except `population`, which only the JSON has."""
     found = []
     for field in fields(kind):
         name = f"{prefix}{field.name}"
@@ -326,7 +326,7 @@ COLUMNS = (*OF_EXPERIMENT, *_columns(ArmComparison), *AFTER)
 
 
 def as_csv(comparisons: Sequence[ExperimentComparison]) -> str:
-    """One row per arm; None is empty, names in a list are separated by blanks, verdicts are JSON."""
+    """Write one row per arm; None is empty, names in a list are separated by spaces, and verdicts are JSON."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\r\n")
     writer.writerow(COLUMNS)
@@ -339,7 +339,7 @@ def as_csv(comparisons: Sequence[ExperimentComparison]) -> str:
 
 
 def _leaf(whole: object, path: str) -> object:
-    """The value at `path`; None if a part on the way there is None."""
+    """Return the value at a dotted path; None if a part of the path is None."""
     for name in path.split("."):
         whole = None if whole is None else getattr(whole, name)
     return whole
@@ -357,7 +357,7 @@ def _cell(value: object) -> object:
 def describe_fidelity(
     provenance: str | None, profile: str | None, cut: str | None, test_images: int = 0, excluded_test_images: int = 0
 ) -> str:
-    """One plain sentence on how faithful a result is; scored on `test_images`, without the excluded ones."""
+    """Say in one sentence how faithful a result is; `excluded_test_images` are not among its `test_images`."""
     if provenance is None:
         return "not run yet"
     if provenance == "embedded":
@@ -372,15 +372,12 @@ def describe_fidelity(
 
 
 def cut_of_each(cut: str) -> str:
-    """Describe how each run departs from the printed protocol, without the number of runs.
-
-    An evidence line keeps the plan of its day.
-    """
+    """Describe how each run departs from the printed protocol, without the number of runs, which may be outdated."""
     return _SHARE.sub("", cut)
 
 
 def cut_of_all(cut: str, replicates: int, planned: int) -> str:
-    """`cut` of runs that there are `replicates` of, of as many as are `planned` today."""
+    """Describe how `replicates` runs depart from the printed protocol, of which as many as `planned` are needed."""
     each = cut_of_each(cut)
     if each == cut or replicates >= planned:
         return each

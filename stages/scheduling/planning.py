@@ -28,11 +28,11 @@ import numpy as np
 
 from stages.datasets.prepare import RowCounts, count_rows
 from stages.device import processor_name
-from stages.evaluation.flops import CountFlops, Kept, digest_of
+from stages.evaluation.flops import CountFlops, MeasurementCache, digest_of
 from stages.params.experiment import DatasetSource, Params, PlannedRun, ProfileParams, Rate, plan_runs
 from stages.run import Protocol, Replicate, RunSpec, SplitSpec, canonical_json, steps_per_epoch, training_counts
 from stages.runs.store import RunStore
-from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking, network_of
+from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking
 from stages.scheduling.runner import Order
 
 
@@ -87,10 +87,11 @@ def plan_costs(
         by_network = defaultdict[str, list[PlannedRun]](list)
         for run in plan_runs(experiment, profile, source):
             # The parts of a run key that are known before the data are packed.
-            identity = canonical_json([experiment.dataset, run.spec.to_dict()])
+            spec = run.spec.to_dict()
+            identity = canonical_json([experiment.dataset, spec])
             if identity not in seen:
                 seen.add(identity)
-                by_network[network_of(run.spec)].append(run)
+                by_network[canonical_json(spec | {"replicate": {}})].append(run)
         starts = range(0, max(map(len, by_network.values()), default=0), MAX_MODELS)
         stacks = [runs[start : start + MAX_MODELS] for runs in by_network.values() for start in starts]
         costs[name] = add_up([price(run, len(stack)) for stack in stacks for run in stack], params.rates)
@@ -296,7 +297,7 @@ def _measure(
     """Measure each group's pace, unless it is known for this processor, these slots and this code, and the start."""
     from stages.scheduling.engine.local import run_groups  # needs psutil, which the image of the service lacks
 
-    kept, paces, cuts = Kept("paces"), dict[int, Pace](), dict[str, tuple[int, Group]]()
+    kept, paces, cuts = MeasurementCache("paces"), dict[int, Pace](), dict[str, tuple[int, Group]]()
     machine = digest_of([list(devices), processor_name(), os.cpu_count()])
     for number, one in enumerate(chosen):
         cut = _cut(one, rate, str(number))

@@ -386,15 +386,12 @@ def find_trails(root: Path, session: Session, names: Sequence[str] = (), *, with
     for name in names:
         if name not in found:
             raise UnknownCheckpoint(name, found)
-    shown = track(
-        list(names or found),
-        "Verifying checkpoints",
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
+    console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
     trails = []
-    for checkpoint, dataset in map(found.__getitem__, shown):
+    for name in track(
+        [*names] or [*found], "Verifying checkpoints", console=console, transient=True, disable=is_hidden
+    ):
+        checkpoint, dataset = found[name]
         result, packed = checkpoint.result, root / "data" / "processed" / dataset
         links = (
             check_checkpoint(root, checkpoint),

@@ -33,6 +33,7 @@ import numpy as np
 from stages.rules import Rules
 from stages.verdicts.grid_part import GridPart
 from stages.verdicts.intervals import (
+    Interval,
     Numbers,
     by_margin,
     chance_below,
@@ -65,7 +66,7 @@ from stages.verdicts.verdict import Sample, Status, Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class GainClaim:
-    """`gain`: as printed, positive if better, negative if the paper says that its own arm is worse; never 0.
+    """A printed `gain`: positive if better, negative if the paper says that its own arm is worse; never 0.
 
     `better` says which direction of our metric is better.  `stderr` and `n` are the paper's for the gain.  `margin` is
     for its size, None if the paper prints none: then only the sign of `gain` counts.  `slope`: as in `ValueClaim`.
@@ -112,11 +113,12 @@ def judge_gain(
     """Judge the sign and, inside that verdict, the size; not adjusted for other claims (`families`).
 
     The size of a printed gain that is no larger than the margin is never `reproduced`.  If only part of a grid ran, the
-    arms are means over the pairs of `part`, and the verdict covers these alone.  `pairs`: how many of a grid ran, and
-    how many are planned; its parts share the α of the sign, and only the whole grid decides the size.  Analyses end
-    with the `planned` replicates.  `widening` is how much left-out test rows could change the gain, and `test_sets` the
-    variance of two draws of the test set if ours isn't the paper's, for the size alone.  `folds` is the number of folds
-    if replicates are folds.
+    arms are means over the pairs of `part`, and the verdict covers these alone.  `pairs` are the numbers of the grid's
+    pairs that ran and that are planned: its parts share the α of the sign, and only the whole grid decides the size.
+
+    The last analysis is at `planned` replicates.  `widening` is the largest change of the gain by left-out test rows.
+    `test_sets` is the variance of two draws of the test set if ours isn't the paper's; it affects only the size.
+    `folds` is the number of folds if replicates are folds.
     """
     looks = looks_of_plan(rules.looks, planned)
     arms = at_last_look(proposed, baseline, analyses=rules.looks, planned=planned, pairing=pairing)
@@ -158,7 +160,8 @@ def with_assumptions(
     """Say what the interval assumes: noise without skew, and the same training images, which folds share.
 
     Nadeau and Bengio (2003) account for shared training images: Var = s² (1/n + 1/(folds − 1)) instead of s²/n.
-    `limit`: the gain that the verdict is about.  The mean of several `pairs` is hardly skewed, so its level holds.
+    `limit` is the gain with which the verdict compares.  The mean of several `pairs` is hardly skewed, so it needs no
+    warning.
     """
     unequal = " and the spreads of the two models differ by a factor of 3 or more"
     said = warn_of_skew(verdict, limit, unequal) if pairs == 1 else ""
@@ -173,7 +176,7 @@ def with_assumptions(
 def _leave_open(size: Verdict) -> Verdict:
     """Leave the size open, because missing pairs may move the mean into or out of the margin.
 
-    For the same reason no rerun of the paper, which ran all pairs, is predicted.
+    For the same reason, no rerun of the paper, which ran all pairs, is predicted.
     """
     decided = (Status.REPRODUCED, Status.NOT_REPRODUCED)
     status = Status.INCONCLUSIVE if size.status in decided else size.status
@@ -197,10 +200,9 @@ def _of_part(part: GridPart, gain: MeanEstimate, sign: Verdict, alpha: float) ->
     half = part.half_width_of_whole(gain.at(gain.n), sign.n, alpha)
     scope, of_whole = part.scope(), "They may differ by any amount, so nothing is said of the whole grid."
     if math.isfinite(half):
-        low, high = gain.mean - half, gain.mean + half
-        scope = dataclasses.replace(scope, whole_low=low, whole_high=high, whole_confidence=1 - 2 * alpha)
-        whole = with_interval(gain.mean, low, high, 1 - 2 * alpha)
-        of_whole = f"Of the whole grid, as if these were drawn from it: {whole}."
+        _, low, high, confidence = whole = Interval.around(gain.mean, half, alpha)
+        scope = dataclasses.replace(scope, whole_low=low, whole_high=high, whole_confidence=confidence)
+        of_whole = f"Of the whole grid, as if these were drawn from it: {with_interval(*whole)}."
     return dataclasses.replace(sign, scope=scope, explanation=f"{sign.explanation} {part.describe()} {of_whole}")
 
 
@@ -288,9 +290,10 @@ def _judge_size(
 
 @dataclass(frozen=True, kw_only=True)
 class ComparableClaim:
-    """`margin`: the loss that still counts as comparable by the rules; `accepted`: the largest that the paper calls so.
+    """A claim that two arms are comparable.
 
-    Both are positive, in the metric's unit; `better` says which direction of our metric is better.
+    `margin` is the loss that still counts as comparable by the rules, `accepted` the largest loss that the paper calls
+    comparable.  Both are positive, in the metric's unit; `better` says which direction of our metric is better.
     """
 
     margin: float
@@ -357,14 +360,11 @@ def judge_comparable(
     if status is Status.UNRESOLVED and gain.s2 and not n_diverged:
         expected = expected_replicates(decides, n, looks)
     half, alpha = (halves[1], outside) if status is Status.REVERSED else (halves[0], within)
-    low, high, confidence = gain.mean - half, gain.mean + half, 1 - 2 * alpha
+    interval = Interval.around(gain.mean, half, alpha)
     verdict = Verdict(
         status=status,
-        explanation=f"{with_interval(gain.mean, low, high, confidence, claim.margin)}: {reason}",
-        estimate=gain.mean,
-        low=low,
-        high=high,
-        confidence=confidence,
+        explanation=f"{with_interval(*interval, claim.margin)}: {reason}",
+        **interval._asdict(),
         margin=claim.margin,
         n=n,
         n_diverged=n_diverged,

@@ -27,6 +27,7 @@ import scipy
 
 from stages.rules import Rules
 from stages.verdicts.intervals import (
+    Interval,
     Numbers,
     combine,
     half_width,
@@ -106,7 +107,7 @@ def judge_table(orders: Sequence[PrintedOrder], rules: Rules) -> TableSentence:
     if abs(gain) > half > 0 and printed:
         status = Status.SUPPORTED if gain * printed > 0 else Status.REVERSED
     differences = measure_heterogeneity([order.verdict for order in measured])
-    low, high, confidence = gain - half, gain + half, 1 - 2 * alpha
+    interval = Interval.around(gain, half, alpha)
     where = f"{of} on {len(datasets)} data set{'s' if len(datasets) > 1 else ''}"
     differ = "They differ by no more than chance." if differences else ""
     if differences and differences.tau:
@@ -115,12 +116,12 @@ def judge_table(orders: Sequence[PrintedOrder], rules: Rules) -> TableSentence:
     return dataclasses.replace(
         nothing,
         status=status,
-        text=f"Mean gain of {where} {with_interval(gain, low, high, confidence)}, the paper's "
+        text=f"Mean gain of {where} {with_interval(*interval)}, the paper's "
         f"{signed(printed)}: {status}. {won} {differ}".rstrip(),
         gain=gain,
-        low=low,
-        high=high,
-        confidence=confidence,
+        low=interval.low,
+        high=interval.high,
+        confidence=interval.confidence,
         **(vars(differences) if differences else {}),
     )
 

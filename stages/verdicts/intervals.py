@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -220,6 +220,20 @@ def in_percent(confidence: float) -> str:
     return f"{100 * confidence:.{digits}f}".removesuffix(".0") + " %"
 
 
+class Interval(NamedTuple):
+    """An estimate with its interval; the names are those of a verdict's fields."""
+
+    estimate: float
+    low: float
+    high: float
+    confidence: float
+
+    @classmethod
+    def around(cls, estimate: float, half: float, alpha: float) -> Interval:
+        """Return the interval that errs with probability alpha on each side."""
+        return cls(estimate, estimate - half, estimate + half, 1 - 2 * alpha)
+
+
 def with_interval(estimate: float, low: float, high: float, confidence: float, margin: float | None = None) -> str:
     """Format to two digits of the interval's half-width, or to three digits of the numbers if it has none.
 
@@ -244,13 +258,10 @@ def with_interval(estimate: float, low: float, high: float, confidence: float, m
         signed(number) if decimals is None else _minus(f"{number:+.{decimals}f}") for number in numbers
     )
     sentence = f"{middle}, {in_percent(confidence)} interval {below} to {above}"
-    return sentence if margin is None else f"{sentence}, margin ±{_margin(margin, decimals or 0)}"
-
-
-def _margin(margin: float, decimals: int) -> str:
-    """Format with three significant digits, and more if the interval has more decimals."""
-    before = math.floor(math.log10(margin)) + 1 if margin > 0 else 0
-    return f"{margin:.{max(3, before + decimals)}g}"
+    if margin is None:
+        return sentence
+    digits = math.floor(math.log10(margin)) + 1 if margin > 0 else 0
+    return f"{sentence}, margin ±{margin:.{max(3, digits + (decimals or 0))}g}"
 
 
 def _minus(text: str) -> str:

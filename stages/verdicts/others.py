@@ -22,7 +22,7 @@ import scipy
 
 from stages.rules import Rules
 from stages.verdicts.difference import GainClaim
-from stages.verdicts.intervals import by_margin, signed, wilson, with_interval
+from stages.verdicts.intervals import Interval, by_margin, signed, wilson, with_interval
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 
@@ -170,16 +170,14 @@ def judge_proportion(
         return Status.UNDECIDABLE if least >= by else Status.INCONCLUSIVE
 
     status = status_at(margin)
-    shown = outer if status is Status.NOT_REPRODUCED else inner
-    confidence = 1 - (rules.alpha_outside if shown is outer else 2 * rules.alpha_within)
+    is_off = status is Status.NOT_REPRODUCED
+    confidence = 1 - (rules.alpha_outside if is_off else 2 * rules.alpha_within)
+    interval = Interval(difference, *(outer if is_off else inner), confidence)
     return Verdict(
         status=status,
         explanation=f"Ours {ours[0]} of {ours[1]} − the paper's {claimed[0]} of {claimed[1]} = "
-        f"{with_interval(difference, *shown, confidence, margin)}.",
-        estimate=difference,
-        low=shown[0],
-        high=shown[1],
-        confidence=confidence,
+        f"{with_interval(*interval, margin)}.",
+        **interval._asdict(),
         margin=margin,
         n=ours[1],
         by_margin=by_margin([apart, least, within], status_at),

@@ -45,7 +45,7 @@ from stages.verdicts.verdict import Status
 WANTED = 0.8
 """The power that a plan should have (Cohen 1988)."""
 _POINTS = 24
-"""Quantiles on each axis where two sample variances enter, and the root of their number where one does."""
+"""Number of quantiles of each of two sample variances; a single sample variance has its square."""
 Source = Literal["measured", "printed", "assumed"]
 
 
@@ -346,10 +346,10 @@ def _needed(design: Design, chance: Callable[[int], float], first: int, rules: R
 
 
 _GRIDS = 4000
-"""Simulated grids, for a power that is right to a percentage point."""
+"""Number of simulated grids, enough for a power that is right to a percentage point."""
 _DRAWS = 1000
 _RARE = 1e-6
-"""Counts of failed trainings less probable than this are left out."""
+"""Probability below which a count of failed trainings is ignored."""
 _TOGETHER = "The probability is lower if trainings of one network fail together."
 
 

@@ -29,6 +29,7 @@ import scipy
 from stages.rules import Rules
 from stages.verdicts.intervals import (
     NEVER,
+    Interval,
     Looks,
     Numbers,
     by_margin,
@@ -59,19 +60,20 @@ AS_LARGE = "the margin is as large as the printed number, so nothing at all woul
 class ValueClaim:
     """A printed number, and the margin within which another number counts as equal to it.
 
-    `n` is the paper's number of replicates, None if it doesn't say.  `slope` is how fast the margin grows with the
+    `n` is the paper's number of replicates, None if it doesn't say; a fraction if its number varies more than one of
+    ours.  `slope` is how fast the margin grows with the
     printed number.
     """
 
     value: float
     margin: float
     stderr: float | None = None
-    n: int | None = None
+    n: float | None = None
     slope: float = 0.0
     wording: str = "the paper's"
 
 
-def df_of_printed(n: int | None) -> float:
+def df_of_printed(n: float | None) -> float:
     """Return the degrees of freedom of a printed standard error; an unknown n counts as 2, the fewest possible."""
     return max((n or 2) - 1.0, 1.0)
 
@@ -105,7 +107,7 @@ class Spread:
     df: float
     n: int
     stderr: float | None
-    paper_n: int | None
+    paper_n: float | None
     test_sets: float = 0.0
     slope: float = 0.0
 
@@ -246,14 +248,11 @@ def judge_equivalence(
     is_off = status is Status.NOT_REPRODUCED
     alpha = outer_level if is_off else inner_level
     below, above = (half(margin, spread.n, alpha, side if is_off else end) for end in (-1.0, 1.0))
-    low, high, confidence = float(difference - below), float(difference + above), 1 - 2 * alpha
+    interval = Interval(difference, float(difference - below), float(difference + above), 1 - 2 * alpha)
     return Verdict(
         status=status,
-        explanation=f"{with_interval(difference, low, high, confidence, margin)}: {reason}",
-        estimate=difference,
-        low=low,
-        high=high,
-        confidence=confidence,
+        explanation=f"{with_interval(*interval, margin)}: {reason}",
+        **interval._asdict(),
         margin=margin,
         n=n,
         n_diverged=n_diverged,
@@ -397,15 +396,12 @@ def decide_sign(
         status, reason = Status.SUPPORTED, f"{side}, as claimed"
     else:
         status, reason = Status.REVERSED, f"{side}, not {claimed} as claimed"
-    low, high, confidence = mean - half, mean + half, 1 - 2 * alpha
+    interval = Interval.around(mean, half, alpha)
     p = float(2 * scipy.special.stdtr(df, -max(abs(mean) - widening, 0.0) / np.sqrt(variance))) if variance else None
     return Verdict(
         status=status,
-        explanation=f"{with_interval(mean, low, high, confidence)}: {reason}",
-        estimate=mean,
-        low=low,
-        high=high,
-        confidence=confidence,
+        explanation=f"{with_interval(*interval)}: {reason}",
+        **interval._asdict(),
         n=n,
         n_diverged=n_diverged,
         replicates_expected=expected,

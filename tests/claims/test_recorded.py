@@ -231,6 +231,9 @@ def test_each_lab_is_judged_alone_and_none_changes_our_verdict(tmp_path: Path) -
             ("uni-bergen", "reversed", 5),
             ("uni-oslo", "supported", 5),
         ]
+        assert lead.pooled and (lead.pooled["status"], lead.pooled["n"]) == ("unresolved", 3)
+        assert lead.pooled["estimate"] == pytest.approx(sum(row["estimate"] for row in lead.labs) / 3)
+        assert vit.pooled and (vit.pooled["low"], vit.pooled["n"]) == (None, 2), "two labs give no interval"
         key = vit.runs[0].result.run_key
         for verdict in session.scalars(select(VerdictRow)):
             if verdict.runs and not any("lab" in (run.result.origin or {}) for run in verdict.runs):
@@ -240,6 +243,9 @@ def test_each_lab_is_judged_alone_and_none_changes_our_verdict(tmp_path: Path) -
     with TestClient(app, base_url="http://127.0.0.1") as client:
         page = client.get(f"/claims/{LEAD}").text
         assert "Reproduced 10 times by 2 of 3 labs" in page and "uni-bergen</th>" in page
+        assert "3 labs together</th>" in page and "Three labs or more" in client.get(f"/claims/{VIT}").text
+        answer = client.get(f"/api/v1/claims/{LEAD}").json()
+        assert [row["lab"] for row in answer["labs"]] == ["", "uni-bergen", "uni-oslo"] and answer["pooled"]["n"] == 3
         assert "trained by the lab uni-bergen" in client.get(f"/runs/{key}").text
 
 

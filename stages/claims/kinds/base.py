@@ -31,6 +31,7 @@ from stages.claims.trials import (
     arms_of,
     find_group,
     gather_samples,
+    pool_labs,
     price,
     summarise_arms,
 )
@@ -163,12 +164,14 @@ class Kind:
 class TrainedKind(Kind):
     """A claim that trained models decide, by the replicates of one or two arms or by their means over a grid.
 
-    `is_number`: the claim is about a number, which takes more replicates than an order.
+    `is_number`: the claim is about a number, which needs more replicates than an order.
     `may_lack_number`: power can be computed even if the paper prints no number.
+    `pools_labs`: the means of several labs can be judged like replicates.
     """
 
     is_number = False
     may_lack_number = False
+    pools_labs = False
 
     def judge(self, facts: Facts) -> Judgement:
         claim = self.claim
@@ -238,6 +241,33 @@ class TrainedKind(Kind):
             verdict, ours = self.decide(sides, params)
         arms = summarise_arms(self.claim.metric, pairs.arms, group, self.rules)
         return dataclasses.replace(self.by_results(verdict, sides, params), ours=ours, arms=arms)
+
+    def judge_labs(self, facts: Facts) -> Judgement | None:
+        """Judge the claim by the means of the labs that completed the plan, in the order of their publication.
+
+        Returns None if the claim can't be judged so, or no lab has completed the plan.
+        """
+        claim, found = self.claim, list[ClaimSamples]()
+        groups = [group for group in facts.groups_of(claim) if group.evidence_level is EvidenceLevel.DECIDES]
+        for lab in dict.fromkeys(group.lab for group in groups if self.pools_labs and claim.metric not in TIMES):
+            own = [group for group in groups if group.lab == lab]
+            pairs, group = find_group(claim, self.experiment_of(facts.params), own)
+            if group is None:
+                continue
+            try:
+                sides = gather_samples(claim, pairs, group, self.rules)
+            except NotMeasured:
+                continue
+            last = max(group.looks(self.rules), default=0)
+            arms = [arm.among(range(last)) for arm in (sides.proposed, sides.baseline) if arm is not None]
+            if last and sides.part is None and all(arm.n == last for arm in arms):
+                found.append(dataclasses.replace(sides, proposed=arms[0], baseline=arms[1] if arms[1:] else None))
+        if not found:
+            return None
+        found.sort(key=lambda lab: min(trial.origin.published if trial.origin else "" for trial in lab.trials))
+        sides = pool_labs(found, claim)
+        verdict, ours = self.decide(sides, facts.params)
+        return dataclasses.replace(self.by_results(verdict, sides, facts.params), ours=ours)
 
     def by_results(self, verdict: Verdict, sides: ClaimSamples, params: Params) -> Judgement:
         part = sides.part
@@ -388,7 +418,7 @@ def foresee(
 ) -> Power | None:
     """Compute the power of the plan, or of its interim analysis at `at` replicates, for a claim that training decides.
 
-    `verdict` has the spread if replicates were judged; `claims` have the printed values of the arms.  Returns None if
+    `verdict` has the spread if replicates were judged; `claims` have the printed values of the arms.  Return None if
     neither the paper nor the metric suggests a spread.
     """
     kind = kind_of(claim, params.verdicts)

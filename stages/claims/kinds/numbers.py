@@ -49,6 +49,7 @@ EXACT = "peak_memory_bytes"
 class ValueKind(TrainedKind, kinds="value"):
     """The number of one model."""
 
+    pools_labs = True
     test = "two one-sided t tests of our mean minus the printed number against the margin"
     error = "the arm's own spread over replicates; the paper's printed error or spread of one run"
     is_number = True
@@ -69,11 +70,12 @@ class ValueKind(TrainedKind, kinds="value"):
         claim = self.claim
         level = fmean(sides.proposed.values or [0.0])
         error = 1 - level if claim.better == "higher" else level
+        stderr, paper_n = (None, sides.paper_n) if sides.group.of_labs else (claim.stderr, claim.n)
         verdict = judge_value(
-            ValueClaim(value=self.value, margin=self.margin, stderr=claim.stderr, n=claim.n, slope=self.slope),
+            ValueClaim(value=self.value, margin=self.margin, stderr=stderr, n=paper_n, slope=self.slope),
             sides.proposed,
             rules=self.rules,
-            planned=sides.group.experiment.replicates,
+            planned=sides.group.planned,
             widening=sides.excluded_share * error if claim.unit == "fraction" else 0.0,
             test_sets=self.of_test_sets(error * (1 - error), sides, params),
         )
@@ -301,7 +303,7 @@ class GainKind(TrainedKind):
         group, share = sides.group, sides.excluded_share
         return {
             "rules": self.rules,
-            "planned": group.experiment.replicates,
+            "planned": group.planned,
             "pairing": group.pairing,
             "folds": group.folds,
             "widening": share * _disagreement(sides) if share else 0.0,
@@ -320,6 +322,7 @@ def _disagreement(sides: ClaimSamples) -> float:
 class DifferenceKind(GainKind, kinds="difference"):
     """One model is better than another by a printed gain."""
 
+    pools_labs = True
     test = f"sign of the gain ({WELCH}); its size apart, by two one-sided tests against the margin"
 
     def decide(self, sides: ClaimSamples, params: Params) -> VerdictAndOurs:
@@ -372,6 +375,7 @@ class GapKind(GainKind, kinds="gap"):
 class EquivalenceKind(GainKind, kinds="equivalence"):
     """Two models are comparable; `value` is the largest loss that the paper calls so, `precision` the margin."""
 
+    pools_labs = True
     test = f"non-inferiority by the margin of the gain ({WELCH})"
     may_lack_number = True
 

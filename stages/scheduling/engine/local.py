@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from stages.faults import FAULTS, describe_fault
+from stages.faults import FAULTS, Mistake, describe_fault
 from stages.runs.store import Store, home
 from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
 from stages.scheduling.engine.leases import (
@@ -40,7 +40,7 @@ WATCHED = "CLAIMCHECK_WATCHED"
 _POLL_SECONDS = 0.5
 
 
-class OrphanedStage(RuntimeError):
+class OrphanedStage(Mistake, RuntimeError):
     """A stage whose `dvc` was killed before the stage could begin to watch it."""
 
 
