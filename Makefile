@@ -67,7 +67,9 @@ endif
 
 # One single-threaded process per core.
 PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(shell nproc) --dist loadfile --no-loadscope-reorder --durations 20
-HERE := not slow(hours=True) and not needs(gpu=True) and not needs(network=True) and not needs(cluster=True)
+# NETWORK=1: include the tests that install packages.
+NETWORK ?=
+HERE := not slow(hours=True) and not needs(gpu=True) and not needs(cluster=True)$(if $(NETWORK),, and not needs(network=True))
 
 # `make test test-long` is one pytest run, which records the published evidence once.
 test: $(READY)  ## run the tests (some minutes)
@@ -80,8 +82,9 @@ test-long: $(READY)  ## run the slow tests: browsers, servers, whole projects, s
 		AVX512) lesser="avx2 default";; AVX2) lesser=default;; *) lesser=;; \
 	esac; for capability in $$lesser; do \
 		echo "ATEN_CPU_CAPABILITY=$$capability"; \
-		ATEN_CPU_CAPABILITY=$$capability OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile -k "not compile and not exported and not refused" $(FAST_PATHS) || exit; \
-	done
+		ATEN_CPU_CAPABILITY=$$capability OMP_NUM_THREADS=1 $(BIN)/pytest -q -k "not compile and not exported and not refused" $(FAST_PATHS) & \
+		processes="$$processes $$!"; \
+	done; for process in $$processes; do wait $$process || exit; done
 
 test-cluster: cluster  ## run the tests with a Ray cluster on this machine
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "needs(cluster=True) and not slow(hours=True)" --durations 10 tests/cluster

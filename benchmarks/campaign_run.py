@@ -21,7 +21,7 @@ from benchmarks.attempt import in_words
 from benchmarks.campaign_parcels import join, pack_back, take_in
 from stages.device import pick_device
 from stages.run import RunSpec
-from stages.runs.store import RunStore, find_fault, write_atomically
+from stages.runs.store import RunStore, find_fault
 from stages.worker import Job, TrainingStopped, can_stack, train_run, train_stack
 
 
@@ -101,7 +101,7 @@ def _take_resume_states(carried: Path, store: RunStore) -> None:
     for folder in sorted(carried.glob("*")):
         if store.published(folder.name) is None and not (store.root / "work" / folder.name / "resume.pt").is_file():
             for file in folder.iterdir():
-                write_atomically(store.work(folder.name) / file.name, file.read_bytes())
+                store.scratch.save(f"{folder.name}/{file.name}", file.read_bytes())
 
 
 def _lay_out(

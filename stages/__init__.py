@@ -1,8 +1,8 @@
-"""Claimcheck's pipeline: the verbs (`fetch` … `report`) and the library they share.
+"""Claimcheck's pipeline: the steps (`fetch` … `report`) and the library that they share.
 
-Importing it records the source of every module as it is loaded, except those of the standard library and of installed
-packages: it is then certain which code ran, whatever is on the disk later.  Cached bytecode is matched by the digest of
-its source and not by its time, since an edit within one second that keeps a file's length would go unnoticed.
+From its import on, the source of every loaded module is recorded, except of the standard library and of installed
+packages, so that it is certain which code ran, whatever is on the disk later.  Cached bytecode is matched by the digest
+of its source and not by its time, because that misses an edit within one second that keeps a file's length.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 LOADED: dict[str, bytes] = {}
-"""Source of each module outside of installed packages that this process has loaded since."""
+"""Source of each module outside of installed packages that this process has loaded since then."""
 _HEADER = MAGIC_NUMBER + (0b11).to_bytes(4, "little")  # bytecode that is checked by the hash of its source (PEP 552)
 _LIBRARY = os.path.dirname(os.path.realpath(os.__file__)) + os.sep
 _PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
 def is_installed(path: str) -> bool:
-    """True if a file belongs to the standard library or an installed package, whose versions the lock file pins."""
+    """Return True if a file belongs to the standard library or an installed package, which the lock file pins."""
     return any(name in path for name in _PACKAGES) or os.path.realpath(path).startswith(_LIBRARY)
 
 
 def papers_folder() -> Path:
-    """The folder with a package per paper: `papers` of the project in the working directory, or ours."""
+    """Return the folder with a package per paper: `papers` in the working directory, or ours."""
     own = Path("papers").absolute()
     return own if own.is_dir() else Path(__file__).parent / "papers"
 
@@ -47,7 +47,7 @@ class _RecordingLoader(SourceFileLoader):
                 code: CodeType = loads(memoryview(content)[len(header) :])  # noqa: S302  (as Python itself does)
                 return code
         except (OSError, EOFError, ValueError, TypeError):
-            pass  # none yet, or a damaged one: the source is at hand
+            pass  # there is none yet, or it is damaged
         code = compile(source, self.path, "exec", dont_inherit=True)
         if not sys.dont_write_bytecode:
             self.set_data(cached, header + dumps(code))
@@ -56,7 +56,7 @@ class _RecordingLoader(SourceFileLoader):
 
 class _PapersLoader(_RecordingLoader):
     def exec_module(self, module: ModuleType) -> None:
-        """Add the model of other packages, which no project's folder of papers has."""
+        """Add the model for other packages' classes, which a project's own folder of papers lacks."""
         super().exec_module(module)
         own, imported = vars(module)["model_paths"], f"{__name__}.papers.imported.model:ImportedModel"
         vars(module)["model_paths"] = cache(lambda: tuple(sorted({*own(), imported})))
@@ -80,7 +80,7 @@ sys.meta_path.insert(sys.meta_path.index(PathFinder), _Finder())
 
 
 def _report_interrupt(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Report Ctrl-C while a command's modules are imported as one line; later its `main` does."""
+    """Report Ctrl-C in one line while a command's modules are imported; later, its `main` does."""
     if issubclass(kind, KeyboardInterrupt):
         print("stopped by Ctrl-C", file=sys.stderr)
     else:

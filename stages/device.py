@@ -1,8 +1,8 @@
-"""The device that computes, and its name.  Naming only the CPU needs no torch.
+"""Chooses and names the device that computes; for the CPU alone, torch isn't loaded.
 
-Memory that a training or a service frees is kept for its next step or pass instead of returned to the system.  A step
-frees and requests the same few hundred megabytes; touching new pages costs a virtual machine up to a third of the step
-(docs/log.md).  Nothing is computed differently.
+A training or a service keeps freed memory for its next step or pass instead of returning it to the system.  A step
+frees and requests the same few hundred megabytes, and on a virtual machine, new pages cost up to a third of the step.
+No number changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def device_for(wanted: str) -> str:
-    """`pick_device` as a string.
+    """Return the name of `pick_device`'s device, without loading torch for the CPU.
 
     Raises:
         ValueError: as for `pick_device`.
@@ -31,25 +31,27 @@ def _first(wanted: str) -> str:
 
 
 def devices_of(wanted: str) -> tuple[str, ...]:
-    """Names of the devices that train one run together (`cuda:0+cuda:1`); of one alone, the one that `wanted` means.
+    """Return the names of the devices that train one run together (`cuda:0+cuda:1`), or of the single device.
 
     Raises:
-        ValueError: a device isn't there, a GPU is named twice, or they are of two kinds.
+        ValueError: a device is missing, a GPU is named twice, or the devices are of two kinds.
     """
     devices = [pick_device(name) for name in wanted.split("+")]
     names = tuple(f"cuda:{device.index or 0}" if device.type == "cuda" else str(device) for device in devices)
     if len({device.type for device in devices}) > 1:
-        raise ValueError(f"device is {wanted!r}; those that train one run together are all GPUs, or all cpu")
+        raise ValueError(f"device is {wanted!r}; devices that train one run together are all GPUs, or all cpu")
     if devices[0].type == "cuda" and len(set(names)) < len(names):
-        raise ValueError(f"device is {wanted!r}; each GPU that trains a run together with others is named once")
+        raise ValueError(f"device is {wanted!r}; name each GPU only once")
     return names
 
 
 def pick_device(wanted: str) -> torch.device:
-    """`auto` is the first CUDA device, else the CPU; of several (`cuda:0,cuda:1`, `cuda:0+cuda:1`) the first counts.
+    """Return the device called `wanted`, the first of several (`cuda:0,cuda:1`, `cuda:0+cuda:1`).
+
+    `auto` is the first CUDA device if there is one, otherwise the CPU.
 
     Raises:
-        ValueError: no such device here; the message says what would work.
+        ValueError: there is no such device; the message says what would work.
     """
     import torch
 
@@ -59,8 +61,8 @@ def pick_device(wanted: str) -> torch.device:
     try:
         device = torch.device(first)
     except RuntimeError:
-        raise ValueError(f"device is {first!r}; known: auto, cpu, cuda, cuda:0, …") from None
-    if device.type not in ("cpu", "cuda"):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
         raise ValueError(f"device is {first!r}; known: auto, cpu, cuda, cuda:0, …")
     count = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
@@ -69,7 +71,7 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """The name that the GPU or the processor gives itself."""
+    """Return the model name of the GPU or the processor."""
     if device.type == "cuda":
         import torch
 
@@ -78,7 +80,7 @@ def device_name(device: torch.device) -> str:
 
 
 def processor_name() -> str:
-    """The name that the processor gives itself."""
+    """Return the model name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():
@@ -91,7 +93,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
 
 
 def keep_freed_memory() -> bool:
-    """Configure glibc's allocator for the rest of this process; returns True if there is one."""
+    """Configure glibc's allocator for the rest of this process; return True if there is one."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
 

@@ -1,4 +1,4 @@
-"""`python -m stages.evaluate EXPERIMENT`: result and cost lines, and what `dvc metrics` and `dvc plots` show."""
+"""`python -m stages.evaluate EXPERIMENT`: write result and cost lines, and files for `dvc metrics` and `dvc plots`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from stages.checkpoint.contract import CheckpointError
-from stages.device import pick_device
-from stages.evaluation.experiment import EvaluationError, evaluate_experiment
-from stages.evaluation.flops import Kept
+from stages.device import keep_freed_memory, pick_device
+from stages.evaluation.experiment import evaluate_experiment
+from stages.evaluation.flops import MeasurementCache
 from stages.faults import in_one_line
-from stages.params.experiment import ParamsError, load_params
+from stages.params.experiment import load_params
 from stages.params.stage_inputs import code_digests, refuse_changed
 from stages.run import ModelSpec
 from stages.runs.evidence import EpochRow, ResultLine, write_lines
@@ -27,16 +26,16 @@ from stages.runs.fingerprint import model_addresses, source_path
 from stages.runs.store import read_run_list, write_atomically
 
 INCOMPLETE = 4
-"""Exit code where some runs couldn't be evaluated; the others are written."""
+"""Exit code if some runs couldn't be evaluated; the others are written."""
 _IN_WORDS = {"accuracy": "accuracy {:.2%}", "mse": "mean squared error {:.4g}", "loss": "loss {:.4g}"}
-"""The main metrics of images, tables and texts, in the order in which they are looked for."""
+"""The main metrics of images, tables and texts; the first one that a result has counts."""
 
 
 def metrics_document(results: Sequence[ResultLine], roles: Mapping[str, str]) -> bytes:
-    """The summary that `dvc metrics` shows, few numbers by name; all numbers are in the result lines.
+    """Return the summary for `dvc metrics`, with a few numbers of those in the result lines.
 
-    `runs` that were evaluated; `metric`, the main one of the experiment's data; by role (of `roles`, by arm) the best
-    mean over replicates that an arm has.
+    It has the number of `runs`, the main `metric` of the experiment's data and, by role (`roles` has them by arm), the
+    best arm's mean over replicates.
     """
     values: dict[str, dict[str, list[float]]] = {}
     for line in results:
@@ -55,12 +54,12 @@ def metrics_document(results: Sequence[ResultLine], roles: Mapping[str, str]) ->
 
 
 def _main_metric(names: Container[str]) -> str | None:
-    """The main one of these metrics, which depends on the kind of data; None where nothing was measured."""
+    """Return the main one of these metrics, which depends on the kind of data; None if nothing was measured."""
     return next((name for name in _IN_WORDS if name in names), None)
 
 
 def curves_table(results: Sequence[ResultLine]) -> bytes:
-    """One row per arm, replicate and epoch for `dvc plots show`."""
+    """Return one row per arm, replicate and epoch for `dvc plots show`."""
     text = io.StringIO()
     names = ["arm", "replicate", *(field.name for field in fields(EpochRow))]
     writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -70,21 +69,12 @@ def curves_table(results: Sequence[ResultLine]) -> bytes:
     return text.getvalue().encode()
 
 
-def _in_words(line: ResultLine) -> str:
-    """The main metric of a run's kind of data."""
-    shown = {measurement.metric: measurement.value for measurement in line.metrics}
-    metric = _main_metric(shown)
-    if metric is None:
-        return line.status
-    return f"{_IN_WORDS[metric].format(shown[metric])} on {line.data.test_images:,} test samples"
-
-
 def _code_of(model: ModelSpec) -> Mapping[str, str]:
-    """Digests of everything that evaluates this model: what `evaluate` depends on in dvc.yaml, without other models."""
+    """Return digests of all code that evaluates this model: the stage's dependencies without other models."""
     modules = [address.partition(":")[0] for address in model_addresses(model.path, model.arguments)]
     observations = f"{modules[0].rpartition('.')[0]}.observations"
-    looks = (observations,) if source_path(observations) else ()
-    return code_digests(("stages.evaluation.experiment", *modules, *looks), ())
+    modules += [observations] if source_path(observations) else []
+    return code_digests(("stages.evaluation.experiment", *modules), ())
 
 
 @in_one_line("evaluate")
@@ -93,16 +83,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("experiment")
     parser.add_argument("--device", default=os.environ.get("CLAIMCHECK_DEVICE", "auto"))
     parser.add_argument("--anew", action="store_true", help="measure again what was measured before")
-    parser.add_argument("--ahead", action="store_true", help="keep what is measured for the stage, and write no lines")
+    parser.add_argument("--ahead", action="store_true", help="cache the measurements for the stage; write no lines")
     options = parser.parse_args(arguments)
     data, name = Path("data"), options.experiment
     try:
         device, profile = str(pick_device(options.device)), load_params().profile
-        with Kept("timed").held(name, is_patient=not options.ahead) as is_ours:
+        if profile.data == "embedded":  # on real data, this would change the latencies
+            keep_freed_memory()
+        with MeasurementCache("timed").held(name, is_patient=not options.ahead) as is_ours:
             if not is_ours:
-                return 0  # the stage has come to it
+                return 0  # the stage itself is running
             found = evaluate_experiment(name, data, profile, device, _code_of, anew=options.anew)
-    except (ParamsError, EvaluationError, CheckpointError, ValueError) as error:
+    except ValueError as error:
         print(f"evaluate@{name}: {error}", file=sys.stderr)
         return 1
     labels: dict[str, list[str]] = {}
@@ -124,13 +116,19 @@ def main(arguments: list[str] | None = None) -> int:
     )
     write_atomically(data / "plots" / f"{name}.csv", curves_table(found.results))
     for line in found.results:
-        label = f"{line.arm}.{line.replicate}"
-        print(f"  {label}: {_in_words(line)}{', measured before' if label in found.kept else ''}")
+        label, shown, words = (
+            f"{line.arm}.{line.replicate}",
+            {row.metric: row.value for row in line.metrics},
+            line.status,
+        )
+        if metric := _main_metric(shown):
+            words = f"{_IN_WORDS[metric].format(shown[metric])} on {line.data.test_images:,} test samples"
+        print(f"  {label}: {words}{', measured before' if label in found.kept else ''}")
     if found.faults:
         lines = f"{len(found.results)} of {len(found.results) + len(found.faults)} runs"
         print(
-            f"evaluate@{name}: {lines} are in data/results/{name}.jsonl; the next dvc repro evaluates the rest alone, "
-            "`python -m stages.record` takes these in now",
+            f"evaluate@{name}: {lines} are in data/results/{name}.jsonl; the next dvc repro evaluates only the rest, "
+            "`python -m stages.record` records these now",
             file=sys.stderr,
         )
         return INCOMPLETE

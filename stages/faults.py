@@ -1,4 +1,4 @@
-"""Faults of the machine (a full disk, a folder that can't be written to) as one line that says what to do.
+"""Reports faults of the machine (a full disk, an unwritable folder) in one line that says what to do.
 
 Standard library only.
 """
@@ -21,11 +21,11 @@ from typing import Any, ParamSpec
 FAULTS = (OSError, sqlite3.OperationalError)
 P = ParamSpec("P")
 INTERRUPTED = 130
-STOPPED = "stopped by Ctrl-C; what is finished stays, and running this again does the rest"
+STOPPED = "stopped by Ctrl-C; finished work is kept, so run this again to do the rest"
 
 
 class Mistake(Exception):
-    """A mistake that a person can put right; the message is one line that says how."""
+    """A mistake that the user can correct; the message is one line that says how."""
 
 
 _AGAIN = "then run this again"
@@ -33,23 +33,23 @@ _FULL = (
     "free some space (`claimcheck du` shows what takes it, `claimcheck gc` removes what killed trainings left) or move "
     f"downloads and trainings to another disk with CLAIMCHECK_HOME, {_AGAIN}"
 )
-_CLOSED = f"give this user the right to it, or work in a folder where it has that, {_AGAIN}"
-_MOVABLE = f"give this user the right to it, or move downloads and trainings elsewhere with CLAIMCHECK_HOME, {_AGAIN}"
-_IN_THE_WAY = f"a file is where a folder belongs, or a folder where a file does: move it away, {_AGAIN}"
-_BROKEN = f"look after the disk, put the file back (`git checkout` or `dvc repro`), {_AGAIN}"
+_CLOSED = f"give this user access to it, or work in a folder that this user can write to, {_AGAIN}"
+_MOVABLE = f"give this user access to it, or move downloads and trainings elsewhere with CLAIMCHECK_HOME, {_AGAIN}"
+_IN_THE_WAY = f"there is a file instead of a folder, or a folder instead of a file: move it away, {_AGAIN}"
+_BROKEN = f"check the disk, restore the file (`git checkout` or `dvc repro`), {_AGAIN}"
 _ADVICE = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
-    errno.EFBIG: f"files may not grow so large here: raise `ulimit -f` or take another disk, {_AGAIN}",
+    errno.EFBIG: f"files can't be that large here: raise `ulimit -f` or use another disk, {_AGAIN}",
     errno.EACCES: _CLOSED,
     errno.EPERM: _CLOSED,
     errno.EROFS: _CLOSED,
-    errno.ENOENT: f"go to the root of a clone; `dvc repro` makes what is missing below data/, {_AGAIN}",
+    errno.ENOENT: f"go to the root of a clone; `dvc repro` creates missing files below data/, {_AGAIN}",
     errno.ENOTDIR: _IN_THE_WAY,
     errno.EISDIR: _IN_THE_WAY,
     errno.EEXIST: _IN_THE_WAY,
     errno.EIO: _BROKEN,
-    errno.EAGAIN: f"another process holds it: wait for that to end, {_AGAIN}",
+    errno.EAGAIN: f"another process holds it: wait until that process ends, {_AGAIN}",
     errno.EMFILE: f"raise `ulimit -n`, {_AGAIN}",
     errno.ENOMEM: f"end other programs, or train with fewer slots, {_AGAIN}",
 }
@@ -65,28 +65,27 @@ _OF_SQLITE = {
 
 
 def describe_fault(error: OSError | sqlite3.OperationalError) -> str:
-    """`path: what is wrong; what to do`, on one line."""
-    place = getattr(error, "filename", None)
+    """Return one line: `path: what is wrong; what to do`."""
+    path = getattr(error, "filename", None)
     if isinstance(error, OSError):
         number, words = error.errno, error.strerror or str(error)
     else:
         number, words = _OF_SQLITE.get(_sqlite_code(error)), str(error)
-    where = f"{place}: " if place else ""
-    advice = _ADVICE.get(number or 0, f"mend that, {_AGAIN}")
+    advice = _ADVICE.get(number or 0, f"fix that, {_AGAIN}")
     movable = [Path(os.environ.get("CLAIMCHECK_HOME", "data"), name).absolute() for name in ("downloads", "store")]
-    if place and advice is _CLOSED and any(Path(str(place)).absolute().is_relative_to(folder) for folder in movable):
+    if path and advice is _CLOSED and any(Path(str(path)).absolute().is_relative_to(folder) for folder in movable):
         advice = _MOVABLE
-    return f"{where}{' '.join(words.split())}; {advice}"
+    return f"{f'{path}: ' if path else ''}{' '.join(words.split())}; {advice}"
 
 
 def _sqlite_code(error: sqlite3.OperationalError) -> int:
-    """The primary error code; its upper bits say more than is needed here."""
+    """Return the primary error code, without the details in its upper bits."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Attribute faults in this block to `path` if they name no file: the system doesn't say which one was written."""
+    """Attribute faults in this block to `path` if they name no file, as faults of writing don't."""
     try:
         yield
     except FAULTS as error:
@@ -96,10 +95,10 @@ def named(path: Path) -> Iterator[None]:
 
 
 def mend_streams() -> None:
-    """Give closed standard streams (`>&-`) somewhere to write to, and let none fail at a character that it lacks."""
+    """Redirect closed standard streams (`>&-`) to nowhere, and replace characters that a stream can't encode."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # the lowest free descriptor is the closed one: no file may take its number
+        if stream is None:  # open one now, or the next file to be opened gets the closed one's number
             nowhere = os.open(os.devnull, os.O_WRONLY)
             setattr(sys, name, open(nowhere, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
@@ -108,7 +107,7 @@ def mend_streams() -> None:
 
 
 def in_one_line(verb: str, *mistakes: type[Exception]) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """Report Ctrl-C, a mistake, a fault, or a module that can't be parsed, as one line, in a verb's `main`."""
+    """Decorate a verb's `main` to report Ctrl-C, a mistake, a fault or a module that can't be parsed in one line."""
     expected: tuple[type[Exception], ...] = (Mistake, *mistakes)
 
     def decorate(main: Callable[P, int]) -> Callable[P, int]:
@@ -124,10 +123,10 @@ def in_one_line(verb: str, *mistakes: type[Exception]) -> Callable[[Callable[P, 
             except expected as error:
                 print(f"{verb}: {error}", file=sys.stderr)
                 return 1
-            except SyntaxError as error:  # in a module that is read, or imported, while the verb runs
+            except SyntaxError as error:  # in a module that is read or imported while the verb runs
                 line = f", line {error.lineno}" if error.lineno else ""
-                put_back = f"mend it, or put it back (`git checkout {error.filename}`), {_AGAIN}"
-                print(f"{verb}: {error.filename}{line}: {error.msg}; {put_back}", file=sys.stderr)
+                advice = f"fix it, or restore it (`git checkout {error.filename}`), {_AGAIN}"
+                print(f"{verb}: {error.filename}{line}: {error.msg}; {advice}", file=sys.stderr)
                 return 1
             except FAULTS as error:
                 if isinstance(error, sqlite3.OperationalError) and _sqlite_code(error) not in _OF_SQLITE:
@@ -143,7 +142,7 @@ def in_one_line(verb: str, *mistakes: type[Exception]) -> Callable[[Callable[P, 
 
 @contextmanager
 def on_signal(number: signal.Signals, act: Callable[[], Any]) -> Iterator[None]:
-    """Within, the signal calls `act` in the main thread; only the main thread may enter."""
+    """Let the signal call `act` while the block runs; only for the main thread."""
     before = signal.signal(number, lambda *_: act())
     try:
         yield
@@ -153,7 +152,7 @@ def on_signal(number: signal.Signals, act: Callable[[], Any]) -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set: what runs saves its state and ends by itself."""
+    """Yield an event that Ctrl-C and SIGTERM set, so that trainings save their state and end by themselves."""
     stop = threading.Event()
     with on_signal(signal.SIGTERM, stop.set), on_signal(signal.SIGINT, stop.set):
         yield stop

@@ -1,4 +1,4 @@
-"""`python -m stages.fetch <dataset>`: bring the raw files here, verified, and write `data/raw/<dataset>.json`."""
+"""`python -m stages.fetch <dataset>`: download the raw files, verify them, and write `data/raw/<dataset>.json`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,9 @@ from stages.runs.store import home, write_atomically
 def main(arguments: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="python -m stages.fetch", description=__doc__)
     parser.add_argument("dataset")
-    parser.add_argument(
-        "--accept", action="store_true", help="take files without a published digest that were replaced since"
-    )
-    options = parser.parse_args(arguments)
+    parser.add_argument("--accept", action="store_true", help="accept replaced files that have no published digest")
+    options, params = parser.parse_args(arguments), load_params()
     dataset = options.dataset
-    params = load_params()
     source = find_source(params.datasets, dataset)
     if params.profile.data == "embedded":
         manifest = Manifest(dataset=dataset, source="embedded")

@@ -1,4 +1,4 @@
-"""Uploaded image files to a network's input: any size and mode in, uint8 [C, H, W] out."""
+"""Converts uploaded image files of any size and mode to a network's input, uint8 [C, H, W]."""
 
 from __future__ import annotations
 
@@ -34,22 +34,23 @@ _TURNS: dict[object, Image.Transpose] = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What turns an image of this EXIF orientation upright."""
+"""Transposition that turns an image upright, by its EXIF orientation."""
 MAX_PIXELS = 16_000_000
 MAX_SCANS = 100
-"""Of a JPEG: each makes the decoder walk over the whole image again.  Encoders write 10, the most thorough about 20."""
+"""Largest number of a JPEG's scans; each makes the decoder process the whole image again.  Encoders write up to 20."""
 MAX_CHUNKS, MAX_SEGMENTS, MAX_FILL_BYTES = 10_000, 1_000, 64 * 1024
-"""Of a PNG's chunks and a JPEG's segments, which the decoder reads in Python, appending metadata in quadratic time; and
-of bytes before a JPEG's segments.
+"""Largest numbers of a PNG's chunks, a JPEG's segments, and bytes between those segments.
+
+The decoder reads chunks and segments in Python, and appends metadata in quadratic time.
 """
 
-_JPEG_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")  # what isn't stuffed and restarts no interval
+_JPEG_MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")  # neither a stuffed byte nor a restart marker
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_ALONE, _JPEG_END, _JPEG_SCAN = frozenset({*range(0xC0), 0xD8}), 0xD9, 0xDA
 
 
 class ImageError(ValueError):
-    """The bytes aren't an image that we read; the message says what was expected and what came."""
+    """The bytes aren't an image in a known format; the message says what was expected and what was found."""
 
 
 class ImageTooLarge(ImageError):
@@ -70,12 +71,12 @@ class Outline:
 
     @property
     def work(self) -> int:
-        """Pixels that the decoder walks over."""
+        """Number of pixels that the decoder processes."""
         return self.pixels * self.scans
 
 
 def outline(content: bytes) -> Outline:
-    """Size and scans of a PNG, JPEG or WebP file, read from its headers alone; 0 pixels where they don't say.
+    """Read size and scans of a PNG, JPEG or WebP file from its headers; 0 pixels if they don't say.
 
     Raises:
         ImageTooLarge: more pixels than `MAX_PIXELS`, or more scans than `MAX_SCANS`.
@@ -90,16 +91,16 @@ def outline(content: bytes) -> Outline:
     if found.pixels > MAX_PIXELS:
         scale = (MAX_PIXELS / found.pixels) ** 0.5
         fit = f"{max(1, int(found.width * scale)):,} x {max(1, int(found.height * scale)):,}"
-        came = f"the image has {found.width:,} x {found.height:,} pixels; at most {MAX_PIXELS:,}"
-        raise ImageTooLarge(f"{came}: scale it down, to {fit} or less")
+        size = f"the image has {found.width:,} x {found.height:,} pixels; at most {MAX_PIXELS:,}"
+        raise ImageTooLarge(f"{size}: scale it down, to {fit} or less")
     return found
 
 
 def _jpeg_outline(content: bytes) -> Outline:
-    """Walk over the segments; bytes between two of them belong to a scan.
+    """Read the segments; bytes between two of them belong to a scan.
 
-    Scans are what the marker of one is found in the rest: only where it is found too often, in other data perhaps, are
-    they walked over, too.
+    From the first scan on, the scans' markers are only counted.  If there are too many, which may be in other data, the
+    segments are read one by one.
     """
     width = height = scans = offset = fill = 0
     for _ in range(MAX_SEGMENTS):
@@ -126,7 +127,7 @@ def _jpeg_outline(content: bytes) -> Outline:
 
 
 def _webp_size(content: bytes) -> tuple[int, int]:
-    """Width and height of the canvas; of a file without one, of its only frame."""
+    """Return width and height of the canvas, or of the only frame of a file without a canvas."""
     kind, data = content[12:16], content[20:30]
     if kind == b"VP8X":
         return 1 + int.from_bytes(data[4:7], "little"), 1 + int.from_bytes(data[7:10], "little")
@@ -137,7 +138,7 @@ def _webp_size(content: bytes) -> tuple[int, int]:
 
 
 def _only_pixels(content: bytes) -> bytes:
-    """A PNG without texts, profiles and times, which may be damaged, or huge once they are unpacked.
+    """Return a PNG without texts, profiles and times, which may be damaged, or huge after decompression.
 
     Raises:
         ImageTooLarge: more than `MAX_CHUNKS` chunks are left.
@@ -155,23 +156,23 @@ def _only_pixels(content: bytes) -> bytes:
 
 
 def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
-    """The first frame of a PNG, JPEG or WebP file as uint8 [C, H, W].
+    """Decode the first frame of a PNG, JPEG or WebP file to uint8 [C, H, W].
 
-    Turned upright by its EXIF orientation, laid on black where transparent, converted to grey (C = 1) or RGB (C = 3),
-    cut to the centre with the aspect of `shape` and resized (bilinear, antialiased).  An image that already has the
-    size keeps its exact pixels, so a test image sent as a file gets what `evaluate` gives it.  Metadata that can't be
-    read is ignored.
+    The image is turned upright by its EXIF orientation, put on black if it is transparent, converted to grey (C = 1) or
+    RGB (C = 3), cut to the centre with the aspect of `shape`, and resized (bilinear, antialiased).  An image that
+    already has the size keeps its exact pixels, so that a test image sent as a file gives what `evaluate` computes.
+    Metadata that can't be read is ignored.
 
     Raises:
-        ImageError: empty, of another format, or damaged.
-        ImageTooLarge: more pixels than `MAX_PIXELS`, or more scans than `MAX_SCANS`.
-        MemoryError: this process may not take as much memory as the image needs.
+        ImageError: the file is empty, in another format, or damaged.
+        ImageTooLarge: it has more pixels than `MAX_PIXELS`, or more scans than `MAX_SCANS`.
+        MemoryError: the image needs more memory than this process may use.
     """
     channels, height, width = shape
     mode = "L" if channels == 1 else "RGB"
     if not content:
         raise ImageError("the file is empty; expected a PNG, JPEG or WebP image")
-    promised = outline(content)
+    header = outline(content)
     kind = next((name for name, beginning in _BEGINNINGS.items() if beginning.match(content)), "")
     if kind not in ("PNG", "JPEG", "WebP"):
         advice = f"; it is {kind}: save it as one of these" if kind else ""
@@ -182,13 +183,16 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
         warnings.simplefilter("ignore")  # Pillow's own size warnings; the cap below is ours
         try:
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                if image.width * image.height > promised.pixels:
+                if image.width * image.height > header.pixels:
                     raise ImageError("the image is damaged: it has more pixels than its header says")
-                # a JPEG can be decoded at a fraction of its size, still twice as large as needed
+                # a JPEG can be decoded at a fraction of its size, here at least twice the needed size
                 image.draft(None, (2 * max(width, height), 2 * max(width, height)))
                 image.load()
                 fitted = _fit(_resizable(_upright(image), mode), (width, height))
-                flat = _without_alpha(fitted).convert(mode)
+                if fitted.mode in ("LA", "RGBA"):  # put transparency on black
+                    layer = fitted.convert("RGBA")
+                    fitted = Image.alpha_composite(Image.new("RGBA", layer.size, (0, 0, 0, 255)), layer)
+                flat = fitted.convert(mode)
         except (ImageError, MemoryError):
             raise
         except Image.DecompressionBombError:
@@ -196,22 +200,19 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
         except UnidentifiedImageError:
             raise ImageError(f"the image is damaged: it begins as {kind}, but its header can't be read") from None
         except Exception as error:  # noqa: BLE001  (decoders raise almost anything on damaged input)
-            what = "it ends too early" if _is_cut(content, error) else "its pixels can't be decoded"
+            # Pillow reports cut PNG and JPEG files; a WebP file begins with its length
+            is_cut = content.startswith(b"RIFF") and len(content) < 8 + int.from_bytes(content[4:8], "little")
+            is_cut |= "truncated" in str(error).lower()
+            what = "it ends too early" if is_cut else "its pixels can't be decoded"
             raise ImageError(f"the image is damaged: {what}") from None
     pixels = np.asarray(flat, dtype=np.uint8)
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def _is_cut(content: bytes, error: Exception) -> bool:
-    """True if the file is cut off: Pillow says so for PNG and JPEG; a WebP file begins with its own length."""
-    is_short = content.startswith(b"RIFF") and len(content) < 8 + int.from_bytes(content[4:8], "little")
-    return is_short or "truncated" in str(error).lower()
-
-
 def _upright(image: Image.Image) -> Image.Image:
     try:
         turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
-    except Exception:  # noqa: BLE001  (damaged metadata raises almost anything, and says nothing of the pixels)
+    except Exception:  # noqa: BLE001  (damaged metadata raises almost anything, and doesn't affect the pixels)
         turn = None
     return image if turn is None else image.transpose(turn)
 
@@ -236,11 +237,3 @@ def _fit(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     left, top = max(0.0, (image.width - scale * size[0]) / 2), max(0.0, (image.height - scale * size[1]) / 2)
     box = (left, top, image.width - left, image.height - top)
     return image.resize(size, Image.Resampling.BILINEAR, box=box, reducing_gap=2.0)
-
-
-def _without_alpha(image: Image.Image) -> Image.Image:
-    """Lay transparency on black; leave everything else unchanged."""
-    if image.mode not in ("LA", "RGBA"):
-        return image
-    layer = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", layer.size, (0, 0, 0, 255)), layer)

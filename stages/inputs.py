@@ -1,8 +1,8 @@
-"""`python -m stages.inputs`: code and parameters of every other stage of dvc.yaml, one file each below `data/inputs/`.
+"""`python -m stages.inputs`: write the code and parameters that each other stage uses to `data/inputs/<stage>.json`.
 
 DVC doesn't follow imports, and at every repro it checks each dependency separately and parses a params file once per
-stage.  So one stage depends on all source and all params, and writes down the part that each other stage uses: modules
-with their digests (comments and docstrings don't count, as in a run key) and the parameters, checked.
+stage.  Therefore this stage depends on all source and all params.  For each other stage, it writes the modules with
+their digests (as in a run key, comments and docstrings don't count) and the validated parameters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> int:
     TARGET.mkdir(parents=True)
     for name, inputs in found.items():
         content = {"params": inputs.params, "code": code_digests(inputs.roots, inputs.files)}
-        # Not sorted: the order of arms in a file is the order in which they are trained and shown.
+        # Not sorted, because arms are trained and shown in the order of the file.
         path = TARGET / f"{name}.json"
         with named(path):
             path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,10 +1,10 @@
-"""Observations of the inside of a trained network, as a paper's own `observations` module makes them.
+"""Measurements inside a trained network, made by a paper's own `observations` module.
 
-A paper with claims about trained networks has a module `stages.papers.<paper>.observations` with `MODELS`, the
-classes that it is about, and `observe(model, images)`, images normalised [B, C, S, S], the model in evaluation mode;
-a third parameter `labels` is given the classes, int64 [B]. `IMAGES`, if the module has it, is how many of the first
-test images it needs (None: all). `evaluate` runs it on every trained network of these classes. These modules are
-found by their folder, not by a list.
+A paper with claims about trained networks has a module `stages.papers.<paper>.observations`.  It has `MODELS`, the
+classes of networks that it can measure, and `observe(model, images)`, with normalised images [B, C, S, S] and the
+model in evaluation mode.  If `observe` has a third parameter `labels`, it gets the classes, int64 [B].  `IMAGES`, if
+given, is the number of test images that it needs (None: all).  `evaluate` runs it on every trained network of these
+classes, and finds the modules by their folder.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """`numbers`: one a network, by metric.  `layers`: by quantity one a block and head, [L][H], H = 1 where a block is
-    one unit.  A number that isn't finite is undefined there.  `images`: how many were used; 0: weights only.
+    """What was measured: `numbers` of the network by metric, and `layers` by quantity, per block and head [L][H].
+
+    H is 1 if a block has no heads.  A number that isn't finite is undefined.  `images` is the number of images used, 0
+    if only weights were.
     """
 
     numbers: Mapping[str, float]
@@ -25,6 +27,6 @@ class Observed:
 
 
 def refuse_model(model: object, known: Sequence[type]) -> TypeError:
-    """The error of an observation that isn't about this model."""
+    """Return the error of an observation that can't measure this model."""
     names = ", ".join(one.__name__ for one in known)
     return TypeError(f"model is a {type(model).__name__}; this paper's observations are about {names}")

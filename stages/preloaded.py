@@ -1,9 +1,9 @@
 """Forks stages from one process that has loaded torch and the other libraries, so that a `dvc repro` loads them once.
 
-`claimcheck repro` starts it, as a file: of our code it imports nothing, so each stage loads what is on the disk.  It
-takes one call at a connection (`ask`): a line of JSON, sent with the child's standard input, output and error.  It
-answers with lines too, the child's pid and its exit code; a connection that closes before is a caller that is gone, and
-ends its child.  Standard library only, one thread (a fork lacks the others), and Linux alone.
+`claimcheck repro` starts this file.  It imports none of our code, so that each stage loads the current one.  On each
+connection it takes one call (`ask`): a line of JSON, sent with the child's standard input, output and error.  It
+answers with two lines, the child's pid and its exit code.  If the caller closes the connection earlier, the child is
+killed.  Standard library only, one thread (a fork lacks the others), and only on Linux.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 ADDRESS = "CLAIMCHECK_PRELOADED"
-"""Environment variable: the Unix socket on which such a process takes calls."""
+"""Environment variable with the Unix socket on which such a process takes calls."""
 LIBRARIES = (
     "numpy",
     "PIL.Image",
@@ -43,7 +43,7 @@ LIBRARIES = (
     "yaml",
     "zoneinfo",
 )
-# What the interpreter or a library reads when it is loaded, and a child could no longer change.
+# Variables that the interpreter or a library reads only when it is loaded, so that a fork can't change them.
 _READ_AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "ATEN_", "TORCH", "LD_", "MALLOC_", "GLIBC_", "CUDA_")
 _CALL_BYTES = 1 << 22
 _LIBC = ctypes.CDLL(None)
@@ -51,7 +51,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that only a process of its own could still change."""
+    """Return the variables that a fork can't change."""
     return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
 
 
@@ -62,7 +62,7 @@ def ask(
     environment: Mapping[str, str],
     files: Sequence[int] = (0, 1, 2),
 ) -> socket.socket:
-    """A connection on which such a process was sent a call; `files` become the child's input, output and error.
+    """Send a call and return its connection; `files` become the child's input, output and error.
 
     Raises:
         OSError: no process listens there.
@@ -83,21 +83,21 @@ def ask(
 def serve(address: str) -> None:
     """Load the libraries, then take calls at `address` until standard input ends and every child has ended.
 
-    Who calls while they load waits, which takes less time than to load them once more.
+    Calls wait while the libraries load, because loading them again would take longer.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a whole foreground: each stage answers it in its own way
-    read = read_at_start(os.environ)  # later it holds what libraries put there, as Inductor does its cache
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the stages themselves want it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, and each stage handles it
+    read = read_at_start(os.environ)  # before libraries add their own, as Inductor does
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the stages themselves do
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"{address}.new")
     listener.listen()
-    os.rename(f"{address}.new", address)  # it can't be found before it listens
+    os.rename(f"{address}.new", address)  # so that it exists only once it listens
     for library in LIBRARIES:
-        with suppress(ImportError):  # a stage that needs it says so
+        with suppress(ImportError):  # a stage that needs it reports that
             importlib.import_module(library)
     if threading.active_count() > 1:
         os.unlink(address)
-        return  # its locks would be copied as it holds them; those of OpenBLAS and jemalloc end before a fork
+        return  # a fork would copy locks that another thread holds; threads of OpenBLAS and jemalloc end before a fork
     gc.freeze()
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ, None)
@@ -126,13 +126,13 @@ def _take_call(
     call, files = _read_call(caller)
     if call is None or read_at_start(call["environment"]) != read:
         _close(files)
-        caller.close()  # without a pid: the caller goes on by itself
+        caller.close()  # without a pid, so that the caller runs the stage itself
         return
     ours = [caller, *(key.fileobj for key in selector.get_map().values() if isinstance(key.fileobj, socket.socket))]
     child = multiprocessing.get_context("fork").Process(target=_run, args=(ours, files), kwargs=call)
     child.start()
     _close(files)
-    with suppress(OSError):  # a caller that is gone already, which the selector tells
+    with suppress(OSError):  # the caller is gone already, which the selector reports
         caller.sendall(f"{child.pid}\n".encode())
     children.add(caller)
     selector.register(child.sentinel, selectors.EVENT_READ, (child, caller))
@@ -158,7 +158,7 @@ def _read_call(caller: socket.socket) -> tuple[dict[str, Any] | None, list[int]]
 def _look_after(
     child: BaseProcess, caller: socket.socket, selector: selectors.BaseSelector, children: set[socket.socket]
 ) -> None:
-    """The child has ended, or its caller, which says nothing once it has called."""
+    """Handle the end of a child or of its caller, which sends nothing after its call."""
     if caller not in children:
         return
     if child.exitcode is None:

@@ -1,4 +1,4 @@
-"""`python -m stages.preprocess <dataset>`: read the raw files and write the packed set `data/processed/<dataset>/`."""
+"""`python -m stages.preprocess <dataset>`: convert the raw files to the packed set `data/processed/<dataset>/`."""
 
 from __future__ import annotations
 

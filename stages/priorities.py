@@ -15,22 +15,23 @@ import dataclasses
 import fnmatch
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from stages.claims import ClaimLine, Judgement, PaperDeviations
+from stages.claims import ClaimLine, Judgement, PaperDeviations, judge_claim
 from stages.claims.kinds import TrainedKind, foresee, kind_of
 from stages.claims.trials import arms_of
 from stages.datasets.packed import PackedDataError
 from stages.evaluation.flops import CountFlops, FlopCounts
 from stages.params.experiment import ExperimentParams, Params, ParamsError, PlannedRun, RunName, plan_runs
 from stages.params.schema import nearest
-from stages.recording.sources import judge_today, read_paper_deviations
+from stages.recording.sources import facts_today, read_paper_deviations
 from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER
 from stages.run import canonical_json
 from stages.scheduling.engine.groups import MAX_MODELS, network_of
@@ -59,18 +60,20 @@ class NextLook:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Judgements of all claims by the current results, and the runs with deciding results."""
+    """All claims, a function that judges one of them by the current results, and the runs with deciding results."""
 
-    judgements: Sequence[Judgement]
+    claims: Sequence[ClaimLine]
+    judge: Callable[[ClaimLine], Judgement]
     decided_by: frozenset[RunName]
 
 
 def standing_today(root: Path, params: Params) -> Standing:
-    """Judge by the current evidence and local results, as `record` does."""
-    judged = judge_today(root, params)
-    strongest = [(name, next(iter(of_it), None)) for name, of_it in judged.groups.items()]
+    """Judge by the current evidence and local results, as `record` does, but only the claims that are asked for."""
+    facts = facts_today(root, params)
+    strongest = [(name, next(iter(of_it), None)) for name, of_it in facts.groups.items()]
     return Standing(
-        judgements=judged.judgements,
+        claims=facts.claims,
+        judge=cache(lambda claim: judge_claim(claim, facts)),
         decided_by=frozenset(
             RunName(name, arm, trial.result.replicate)
             for name, group in strongest
@@ -92,19 +95,25 @@ def next_looks(standing: Standing, params: Params, trained: Collection[RunName])
 def looks_left(standing: Standing, params: Params, trained: Collection[RunName]) -> Iterator[NextLook]:
     """Yield all future analyses of the undecided claims; a claim is decided if its size is, too, should it have one."""
     there = standing.decided_by | frozenset(trained)
-    for judgement in standing.judgements:
-        claim, verdict = judgement.claim, judgement.verdict
-        kind = kind_of(claim, params.verdicts)
-        is_settled = is_decided(verdict.status) and (verdict.size is None or is_decided(verdict.size.status))
-        names = fnmatch.filter(params.experiments, claim.experiment or "")
-        if not judgement.is_decidable or not isinstance(kind, TrainedKind) or is_settled or len(names) != 1:
+    for claim in standing.claims:
+        kind, names = kind_of(claim, params.verdicts), fnmatch.filter(params.experiments, claim.experiment or "")
+        if not isinstance(kind, TrainedKind) or len(names) != 1:
             continue
         experiment = params.experiments[names[0]]
         arms, looks = arms_behind(claim, experiment), kind.looks(experiment)
-        for at in looks:
-            runs = frozenset(RunName(experiment.name, arm, replicate) for arm in arms for replicate in range(at))
-            if not runs <= standing.decided_by:
-                yield NextLook(claim=claim, at=at, planned=max(looks), runs=runs, lacking=runs - there)
+        needed = {
+            at: frozenset(RunName(experiment.name, arm, replicate) for arm in arms for replicate in range(at))
+            for at in looks
+        }
+        left = {at: runs for at, runs in needed.items() if not runs <= standing.decided_by}
+        if not left:
+            continue
+        judgement = standing.judge(claim)
+        parts = [judgement.verdict, *([judgement.verdict.size] if judgement.verdict.size else [])]
+        if not judgement.is_decidable or all(is_decided(part.status) for part in parts):
+            continue
+        for at, runs in left.items():
+            yield NextLook(claim=claim, at=at, planned=max(looks), runs=runs, lacking=runs - there)
 
 
 def is_decided(status: Status) -> bool:
@@ -119,18 +128,16 @@ def arms_behind(claim: ClaimLine, experiment: ExperimentParams) -> tuple[str, ..
     return tuple(arm for arm in experiment.arms if any(fnmatch.fnmatchcase(arm, pattern) for pattern in patterns))
 
 
-def judgements_about(run: RunName, judgements: Iterable[Judgement], params: Params) -> list[Judgement]:
-    """Return the judgements of claims about trained models that use this run, now or in a later analysis."""
-    found = []
-    for one in judgements:
-        kind = kind_of(one.claim, params.verdicts)
-        if not isinstance(kind, TrainedKind) or not fnmatch.fnmatch(run.experiment, one.claim.experiment or ""):
+def judgements_about(run: RunName, standing: Standing, params: Params) -> Iterator[Judgement]:
+    """Yield the judgements of claims about trained models that use this run, now or in a later analysis."""
+    for claim in standing.claims:
+        kind = kind_of(claim, params.verdicts)
+        if not isinstance(kind, TrainedKind) or not fnmatch.fnmatch(run.experiment, claim.experiment or ""):
             continue
         experiment = params.experiments[run.experiment]
         is_looked_at = run.replicate < max(kind.looks(experiment), default=0)
-        if is_looked_at and run.arm in arms_behind(one.claim, experiment):
-            found.append(one)
-    return found
+        if is_looked_at and run.arm in arms_behind(claim, experiment):
+            yield standing.judge(claim)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +241,7 @@ def brought_by(labels: Collection[str], root: Path, params: Params) -> list[Brou
     served: dict[str, list[RunName]] = {}
     verdicts: dict[str, str] = {}
     for run in sorted(finished):
-        for one in judgements_about(run, standing.judgements, printed):
+        for one in judgements_about(run, standing, printed):
             served.setdefault(one.claim.id, []).append(run)
             verdicts[one.claim.id] = str(one.verdict.status)
     found = []
@@ -307,7 +314,7 @@ def choose(
     return steps
 
 
-NOBODY_KNOWS = 0.5
+UNKNOWN_CHANCE = 0.5
 """Chance of a decision if neither the paper nor the metric suggests the spread of replicates."""
 
 
@@ -350,9 +357,7 @@ def propose(
     printed = as_printed(params)
     trainings, standing, counts = all_trainings(printed), standing_today(root, printed), FlopCounts()
     trained = trainings.with_same(standing.decided_by | trained_runs(printed, root))
-    claims = [judgement.claim for judgement in standing.judgements]
-    verdicts = {judgement.claim.id: judgement.verdict for judgement in standing.judgements}
-    weights = weigh(claims, read_paper_deviations(printed))
+    weights = weigh(standing.claims, read_paper_deviations(printed))
     looks = {
         f"{look.claim.id} {look.at}": look
         for look in looks_left(standing, printed, trained)
@@ -362,10 +367,10 @@ def propose(
     seconds = seconds_each(trainings, frozenset().union(*lacking.values()), printed, device, counts.count)
     prospects, worth, before = dict[str, Prospect](), dict[str, float](), dict[str, float]()
     for name, look in looks.items():
-        claim, verdict = look.claim, verdicts[look.claim.id]
+        claim, verdict = look.claim, standing.judge(look.claim).verdict
         power, chance = None, 0.0
-        if sum(seconds[run] for run in lacking[name]) <= budget:  # otherwise it is never chosen
-            power = foresee(claim, printed, verdict, claims, at=look.at)
+        if math.fsum(seconds[run] for run in lacking[name]) <= budget:  # otherwise it is never chosen
+            power = foresee(claim, printed, verdict, standing.claims, at=look.at)
             chance = chance_of_decision(claim, power, verdict)
         prospects[name] = Prospect(look=look, power=power, chance=chance, weight=weights[claim.id])
         worth[name] = max(chance - before.get(claim.id, 0.0), 0.0) * weights[claim.id]
@@ -395,7 +400,7 @@ def chance_of_decision(claim: ClaimLine, power: Power | None, verdict: Verdict) 
     printed.  No analysis refutes a claim whose experiment is our reading.
     """
     if power is None or (power.supported, power.reproduced, power.not_reproduced) == (None, None, None):
-        return NOBODY_KNOWS
+        return UNKNOWN_CHANCE
     if claim.facts.is_order and not is_decided(verdict.status):
         return power.supported or 0.0
     right = power.reproduced if claim.facts.is_order or power.supported is None else power.supported

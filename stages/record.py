@@ -1,7 +1,7 @@
 """`python -m stages.record`: build `data/results.db` from result lines, evidence, claims and params.
 
-It also builds the database that CLAIMCHECK_DATABASE names, a file or a URL: DVC tracks the file, the service may read
-another one.
+It also builds the database that CLAIMCHECK_DATABASE names, a file or a URL.  DVC tracks `data/results.db`; the service
+may read another one.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from stages.faults import in_one_line
-from stages.params.experiment import ParamsError
+from stages.faults import Mistake, in_one_line
 from stages.params.stage_inputs import refuse_changed
-from stages.recording import ClaimsError, RecordError, record
-from stages.results import ResultsUnavailable
-from stages.runs.evidence import EvidenceError
+from stages.recording import ClaimsError, record
 
 TRACKED = "data/results.db"
 
@@ -35,7 +32,7 @@ def write(database: str) -> int:
     shown = make_url(database).render_as_string() if "://" in database else database
     try:
         summary = record(Path(), database)
-    except (EvidenceError, ClaimsError, ParamsError, RecordError, ResultsUnavailable) as error:
+    except (Mistake, ClaimsError) as error:
         print(f"record: {error}\nrecord: {shown} stays as it was", file=sys.stderr)
         return 1
     for note in summary.notes:

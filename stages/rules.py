@@ -1,7 +1,7 @@
-"""Everything fixed before running: margins, looks, levels.  Their digest is stored with every verdict.
+"""The rules that are fixed before any run: margins, interim analyses and levels.
 
-They are `verdicts:` of params.yaml, read by `stages.params.experiment`, and separate from `stages.verdicts` so that
-reading params loads no statistics.
+Their digest is stored with every verdict.  They are `verdicts:` in params.yaml, read by `stages.params.experiment`, and
+separate from `stages.verdicts` so that reading params loads no statistics.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ STRICT = {"extra": "forbid"}
 
 @dataclass(frozen=True, kw_only=True)
 class Margins:
-    """Distance from the paper's number within which a result counts as the same number.
+    """Distances from the paper's number within which a result counts as the same number.
 
-    `…_points` are absolute, in the metric's unit (0.01 is one percentage point); `…_share` is of the paper's number.
-
-    An error or accuracy has the smaller of its two, a difference between arms the larger.
+    `…_points` are absolute, in the metric's unit (0.01 is one percentage point); `…_share` is relative to the paper's
+    number.  An error or accuracy has the smaller of its two margins, a difference between arms the larger.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -39,25 +38,25 @@ class Margins:
     memory_share: float
 
     def error(self, error: float, precision: float) -> float:
-        """Margin of an error rate, or of the accuracy 1 − error."""
+        """Return the margin of an error rate, or of the accuracy 1 − error."""
         return max(min(self.error_points, self.error_share * error), precision)
 
     def accuracy(self, accuracy: float, precision: float) -> float:
         return self.error(1 - accuracy, precision)
 
     def difference(self, gain: float) -> float:
-        """Margin of a difference between arms, of an error or accuracy."""
+        """Return the margin of a difference in error or accuracy between arms."""
         return max(self.difference_share * abs(gain), self.difference_points)
 
     def comparable(self, precision: float) -> float:
-        """Margin of two arms that a paper calls comparable, at least the row's `precision`."""
+        """Return the margin of two arms that a paper calls comparable, at least the row's `precision`."""
         return max(self.comparable_points, precision)
 
     def loss(self, loss: float, precision: float) -> float:
         return max(self.loss_share * loss, precision)
 
     def log_mse(self, change: float) -> float:
-        """Margin of a change of the logarithm of a mean squared error."""
+        """Return the margin of a change in the logarithm of a mean squared error."""
         return self.log_mse_share * abs(change)
 
     def flops(self, flops: float, precision: float) -> float:
@@ -71,7 +70,7 @@ class Margins:
 class Rules:
     """The verdicts block of params.yaml.
 
-    looks: numbers of replicates at which evidence is judged, each with its share of α.
+    looks: interim analyses, as numbers of replicates, each with its share of α.
     alpha_within: each of the two one-sided tests behind `reproduced` (0.05: a 90 % interval).
     alpha_outside: both sides together for `not reproduced`, `supported` and `reversed` (0.05: a 95 % interval).
     minimum: replicates that a value needs; minimum_with_error: the same if the paper prints its own error.

@@ -1,10 +1,10 @@
-"""The definition of a training: a `RunSpec` holds everything that determines its numbers and nothing else.
+"""The definition of a training: a `RunSpec` has everything that determines its numbers and nothing else.
 
 It names no experiment, arm or profile.  `run_key` is the address of the outcome in the `RunStore`, so the same training
 in two tables is one run.
 
-Standard library only: the worker runs where no schema, YAML or SQL library is installed.  The dataclasses carry
-`__pydantic_config__`, a plain attribute, so that `stages.params.experiment` can validate a file against them.
+Standard library only, because the worker also runs where no schema, YAML or SQL library is installed.  The dataclasses
+have `__pydantic_config__`, a plain attribute, so that `stages.params.experiment` can validate a file against them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """`path` is `module:Class`; `arguments` are the constructor's keywords, input shape and classes included."""
+    """`path` is `module:Class`; `arguments` are the constructor's keywords, including input shape and classes."""
 
     path: str
     arguments: Mapping[str, Any]
@@ -32,10 +32,11 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
-    """Betas for Adam, momentum for SGD.  `decay` says what weight decay acts on; not set: every parameter.
+    """An optimiser with its settings.  `decay` says which parameters weight decay acts on (None: all).
 
-    From `damping` on: for the optimisers of `stages.optim`, which define the meaning and the default of each.
-    `imported` is a file's `package.module:name`, here `address`, with its own `arguments`.
+    `betas` are for Adam, `momentum` is for SGD.  The fields from `damping` on are for the optimisers of `stages.optim`,
+    which define meaning and default of each.  The optimiser `imported` is another package's callable: its `address` is
+    `package.module:name`, and it has its own `arguments`.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -63,7 +64,7 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSpec:
-    """Learning rate over the steps of a run: `stages.training.schedule` has the formulas."""
+    """Learning rate over the steps of a run; `stages.training.schedule` has the formulas."""
 
     __pydantic_config__: ClassVar = STRICT
     name: Literal["constant", "cosine", "steps"] = "constant"
@@ -75,7 +76,7 @@ class ScheduleSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopSpec:
-    """Stop when the validation loss has not fallen by `min_delta` for `patience` epochs, counted from `from_epoch`."""
+    """Rule to stop if the validation loss hasn't fallen by `min_delta` for `patience` epochs from `from_epoch` on."""
 
     __pydantic_config__: ClassVar = STRICT
     from_epoch: int
@@ -85,7 +86,7 @@ class EarlyStopSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationSpec:
-    """Training images only.  Zero padding by `crop_padding` pixels then a random crop; a horizontal flip, p = 1/2."""
+    """Augmentation of training images: zero padding by `crop_padding` pixels and a random crop; a flip with p = 1/2."""
 
     __pydantic_config__: ClassVar = STRICT
     crop_padding: int = 0
@@ -94,7 +95,7 @@ class AugmentationSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitSpec:
-    """Division of the official training set: `none` trains on all of it; `fraction` and `folds` hold some out."""
+    """Division of the official training set: `none` trains on all of it; `fraction` and `folds` hold a part out."""
 
     __pydantic_config__: ClassVar = STRICT
     kind: Literal["none", "fraction", "folds"] = "none"
@@ -105,10 +106,10 @@ class SplitSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeSpec:
-    """Additions to the training on images; validation and test see none of them.
+    """Additions to the training on images, which don't affect validation and test.
 
-    `class_weights`: one per class, or the inverse of each class's share.  `transforms` of single images and `mix` of
-    whole batches are those of `torchvision.transforms.v2`: each its `name` and keywords.
+    `class_weights` are given per class, or `balanced`: the inverse of each class's share.  `transforms` of single
+    images and `mix` of whole batches are those of `torchvision.transforms.v2`, each given by its `name` and keywords.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -120,9 +121,9 @@ class RecipeSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """Settings that all arms of an experiment share.  The last two fields cut the work; a printed protocol has none.
+    """Settings that all arms of an experiment share.  The last two fields cut the work; printed protocols lack them.
 
-    `mean` and `std` are those of images, one value per channel; tables and texts are trained on as packed.
+    `mean` and `std` are for images, one value per channel; tables and texts are used as packed.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -169,12 +170,12 @@ class RunSpec:
         return hashlib.sha256(canonical_json(self.to_dict()).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values.  Unset values (None) are left out, so a field added later changes no old key."""
+        """Return plain JSON values.  Unset ones (None) are left out, so that a field added later changes no old key."""
         return _set_fields(json.loads(json.dumps(self, default=vars)))
 
     @classmethod
     def from_dict(cls, spec: Mapping[str, Any]) -> RunSpec:
-        """Inverse of `to_dict`."""
+        """Build the spec from what `to_dict` returned."""
         protocol = dict(spec["protocol"])
         protocol["optimizer"] = OptimizerSpec(**_tuples(protocol["optimizer"]))
         protocol["schedule"] = ScheduleSpec(**_tuples(protocol["schedule"]))
@@ -204,7 +205,7 @@ def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def training_counts(n: int, protocol: Protocol, replicate: Replicate) -> tuple[int, int]:
-    """(training rows, validation rows) of n rows: the sizes of what `stages.training.split` chooses."""
+    """Return the numbers of training and validation rows that `stages.training.split` chooses from n rows."""
     split, held_out = protocol.split, 0
     if split.kind == "fraction" and split.fraction is not None:
         held_out = round(n * split.fraction)
@@ -214,23 +215,23 @@ def training_counts(n: int, protocol: Protocol, replicate: Replicate) -> tuple[i
 
 
 def steps_per_epoch(train_rows: int, protocol: Protocol) -> int:
-    """Batches per epoch, the last one smaller if they don't divide evenly; fewer if the protocol cuts them."""
+    """Return the number of batches per epoch, including an incomplete last one; fewer if the protocol cuts them."""
     full = math.ceil(train_rows / protocol.batch_size)
     return min(full, protocol.steps_per_epoch or full)
 
 
 def canonical_json(value: Any) -> str:
-    """One text per value: sorted keys, no spaces, no NaN."""
+    """Return the only text for a value: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def environment_digest(environment: Mapping[str, Any]) -> str:
-    """Twelve hexadecimal digits that identify an environment."""
+    """Return twelve hexadecimal digits that identify an environment."""
     return hashlib.sha256(canonical_json(environment).encode()).hexdigest()[:12]
 
 
 def changed_parts(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of the leaves in which two specs differ, e.g. `protocol.optimizer.lr: 0.001 -> 0.01`."""
+    """Return the leaves in which two specs differ by dotted names, e.g. `protocol.optimizer.lr: 0.001 -> 0.01`."""
     changes: list[str] = []
     for name in sorted({*old, *new}):
         before, after = old.get(name), new.get(name)

@@ -1,7 +1,7 @@
-"""`python -m stages.stage VERB …`: what `python -m stages.VERB …` does, without loading torch where `repro` has.
+"""`python -m stages.stage VERB …`: run `stages.VERB …` in a process that has already loaded torch, if there is one.
 
-dvc.yaml names its commands so.  Where `claimcheck repro` keeps a process that has loaded the libraries
-(`stages.preloaded`), the verb runs in a fork of that one; everywhere else it runs here.
+dvc.yaml uses it for its commands.  If `claimcheck repro` keeps a process that has loaded the libraries
+(`stages.preloaded`), the verb runs in a fork of it, otherwise in this process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from stages.preloaded import ADDRESS, ask
-from stages.scheduling.engine.local import WATCHED, OrphanedStage, dvc_and_shells, end_with
+from stages.scheduling.engine.local import WATCHED, OrphanedStage, dvc_and_shells, exit_when_gone
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     address = os.environ.get(ADDRESS)
     if address and os.path.exists(address):
         try:
-            end_with(dvc_and_shells())  # and with this process ends the one that works for it
+            exit_when_gone(dvc_and_shells())  # the fork ends with this process
         except OrphanedStage as error:
             print(f"{arguments[0]}: {error}", file=sys.stderr)
             return 1
@@ -37,10 +37,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_preloaded(address: str, module: str, arguments: Sequence[str]) -> int | None:
-    """The exit code of the module in a fork of the process at `address`; None where it doesn't take the call."""
+    """Run the module in a fork of the process at `address` and return its exit code; None if the call is refused."""
     environment = os.environ | {WATCHED: "1"}
     del environment[ADDRESS]
-    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it loads, there is nothing to stop but this
+    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the fork exists, Ctrl-C only ends this process
     try:
         server = ask(address, module, arguments, environment)
         answers = server.makefile("rb")
@@ -52,7 +52,7 @@ def run_preloaded(address: str, module: str, arguments: Sequence[str]) -> int | 
         return None
     with server, answers:
         signal.signal(signal.SIGTERM, lambda *_: os.kill(int(pid), signal.SIGTERM))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the fork as it reaches this one
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to the fork, too
         code = answers.readline()
     if not code:
         print(f"{module}: the process that had loaded the libraries is gone, and this stage with it", file=sys.stderr)
@@ -61,7 +61,7 @@ def run_preloaded(address: str, module: str, arguments: Sequence[str]) -> int | 
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do the verb; end as its process did, if that was by a signal, which the waiting parent shall see."""
+    """Run the verb; if a signal ended its process, end this one the same way, so that the parent sees it."""
     number = main(arguments)
     if number < 0:
         signal.signal(-number, signal.SIG_DFL)

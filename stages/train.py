@@ -9,18 +9,17 @@ from pathlib import Path
 
 from stages.datasets.packed import PackedDataError
 from stages.evaluation.flops import FlopCounts
-from stages.faults import in_one_line, stop_on_signals
-from stages.params.experiment import ParamsError, load_params
+from stages.faults import Mistake, in_one_line, stop_on_signals
+from stages.params.experiment import load_params
 from stages.params.stage_inputs import refuse_changed
-from stages.runs.evidence import EvidenceError
-from stages.scheduling.display import ProgressDisplay
-from stages.scheduling.engine.groups import EngineError, TrainingsKilled, default_engine
-from stages.scheduling.engine.local import OrphanedStage, dvc_and_shells, end_with
+from stages.scheduling.display import progress_display
+from stages.scheduling.engine.groups import TrainingsKilled, default_engine
+from stages.scheduling.engine.local import dvc_and_shells, exit_when_gone
 from stages.scheduling.planning import longest_first
 from stages.scheduling.runner import slot_devices, train_experiment
 
 KILLED = 3
-"""Exit code where something killed the processes that trained."""
+"""Exit code if something killed the processes that trained."""
 
 
 @in_one_line("train")
@@ -37,40 +36,38 @@ def main(arguments: list[str] | None = None) -> int:
         "--runs",
         nargs="+",
         metavar="PATTERN",
-        help="only these of the grid, as <arm>.<replicate>: 'resnet20.*' 'mlp-25x[58].[012]' (default: the profile's)",
+        help="only these runs, as <arm>.<replicate>: 'resnet20.*' 'mlp-25x[58].[012]' (default: those of the profile)",
     )
     parser.add_argument(
         "--engine", default=default_engine(), help="local or ray (default: CLAIMCHECK_ENGINE, else local)"
     )
     options = parser.parse_args(arguments)
-    # Waiting threads sleep: if they spun, they would stall all work where several trainings share the cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
+    # Waiting threads sleep, because spinning ones would slow down all trainings that share the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch reads it when it is loaded, which is later
     try:
-        end_with(dvc_and_shells())
+        exit_when_gone(dvc_and_shells())
         params, counts = load_params(), FlopCounts()
-        with stop_on_signals() as stop, ProgressDisplay() as display:
+        with stop_on_signals() as stop, progress_display() as report:
             complete = train_experiment(
                 options.experiment,
                 params,
                 data=Path("data"),
                 devices=slot_devices(options.device, params, options.engine),
-                report=display.report,
+                report=report,
                 stop=stop,
                 only=options.runs,
                 engine=options.engine,
-                # Placeholder data train for seconds: counting FLOPs first would take longer than it saves.
+                # On placeholder data, trainings take seconds; to count FLOPs first would take longer than it saves.
                 order=longest_first(params, options.device, counts.count) if params.profile.data == "real" else None,
             )
             counts.save()
     except TrainingsKilled as error:
         print(f"train@{options.experiment}: {error}", file=sys.stderr)
         return KILLED
-    except (EngineError, EvidenceError, OrphanedStage, ParamsError, PackedDataError) as error:
+    except (Mistake, PackedDataError) as error:
         print(f"train@{options.experiment}: {error}", file=sys.stderr)
         return 1
-    if refuse_changed(f"train@{options.experiment}"):
-        return 1
-    return 0 if complete else 1
+    return 1 if refuse_changed(f"train@{options.experiment}") or not complete else 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""One training from spec to sealed outcome; needs torch, numpy and safetensors only, no DVC, YAML, SQL or schema.
+"""Trains a run from its spec to a sealed outcome; needs only torch, numpy and safetensors, no DVC, YAML, SQL or schema.
 
-Engines find `train_run` and `train_stack` by name: a parent with nothing to train never loads torch.  They take packed
-data from a folder of this machine and resume states from the store's scratch space.  The caller, which holds the lease,
-publishes the results.
+Engines import this module by name, so that a parent with nothing to train never loads torch.  Packed data come from a
+folder of this machine, and resume states from the store's scratch.  The caller, which holds the lease, publishes the
+outcome.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from stages.device import devices_of, keep_freed_memory, pick_device
 from stages.evaluation.flops import FlopCounts
 from stages.ops.fast.cpp import TAKEN, keep_compiled_steps_apart
 from stages.ops.fast.replay import describe_graphs
-from stages.run import RunSpec, canonical_json, environment_digest
+from stages.run import RunSpec, canonical_json, environment_digest, steps_per_epoch, training_counts
 from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.store import Scratch, remember, seal, stack_id
-from stages.training.canary import canary_of
+from stages.training.canary import STEPS, Canary, canary_of
 from stages.training.loop import Outcome, Progress, TrainingState, TrainingStopped
 from stages.training.parallel import Rank, agreed, describe_ranks, from_first, highest, joined, run_together, share
 from stages.training.process import (
@@ -53,7 +53,7 @@ __all__ = ["Job", "Trained", "TrainingStopped", "can_stack", "count_flops", "tra
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One run to train: its spec, the folder of this machine with the packed data it reads, and the device it uses."""
+    """One run to train: its spec, the folder with its packed data, and its device."""
 
     spec: RunSpec
     data: Path
@@ -62,7 +62,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """Sealed outcomes, by run key the files' contents by name; `work` is the scratch to drop once all are published."""
+    """Sealed outcomes as contents by file name, by run key; `work` is the scratch to drop when all are published."""
 
     outcomes: Mapping[str, Mapping[str, bytes]]
     work: str
@@ -75,12 +75,12 @@ def train_run(
     progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Trained:
-    """Train `job.spec`, or resume an interrupted attempt; on several devices (`cuda:0+cuda:1`) by a process each.
+    """Train `job.spec`, or resume an interrupted attempt; several devices (`cuda:0+cuda:1`) have a process each.
 
     Raises:
         RankLost: one of several processes was killed.
         ValueError: the packed data are not those of the spec, or several devices would change its numbers.
-        TrainingStopped: asked to stop; the resume state is saved.
+        TrainingStopped: it was asked to stop; the resume state is saved.
     """
     devices = devices_of(job.device)
     if len(devices) > 1:
@@ -98,7 +98,7 @@ def train_run(
 def _train_share(
     job: Job, scratch: Scratch, rank: Rank, tell: Callable[[Progress], None], should_stop: Callable[[], bool]
 ) -> Trained | None:
-    """Train `job.spec` as one of several ranks; the outcome is rank 0's, which alone saves states and reports."""
+    """Train `job.spec` as one of several ranks; only rank 0 saves states, reports, and returns the outcome."""
     job = dataclasses.replace(job, device=rank.device)
     with joined(rank.number, rank.size, pick_device(rank.device), rank.port):
         ready = _PreparedTraining(job, scratch, rank.devices, should_stop)
@@ -110,13 +110,13 @@ def _train_share(
             should_stop=agreed(should_stop),
         )
         peak = peak_memory_bytes(ready.device)
-        if outcome.divergence is None:  # which only rank 0 notices
+        if outcome.divergence is None:  # only rank 0 notices a divergence
             peak = highest(peak)
         return ready.close(outcome, peak) if is_first else None
 
 
 class _PreparedTraining:
-    """A training that is ready to begin or resume, on its device, which is one of `devices` that share it."""
+    """A training that is ready to start or resume on its device, which is one of the `devices` that share it."""
 
     def __init__(self, job: Job, scratch: Scratch, devices: Sequence[str], should_stop: Callable[[], bool]) -> None:
         self.job = job
@@ -152,16 +152,16 @@ class _PreparedTraining:
 
 
 def _refuse_other_code(job: Job) -> None:
-    """Refuse to publish if this process loaded other code, older or newer, than the run's fingerprint names.
+    """Refuse to publish if this process loaded other code than the run's key names.
 
     Raises:
-        ValueError: the loaded code isn't the code that the run's key names.
+        ValueError: it did.
     """
     unlike = unlike_loaded(job.spec.code)
     if unlike:
         raise ValueError(
             f"run {job.spec.run_key[:12]} asks for other code than this process has loaded ({', '.join(unlike)}), "
-            "which was edited meanwhile: nothing is published, and the next dvc repro trains it"
+            "because it was edited meanwhile: nothing is published, and the next dvc repro trains it"
         )
 
 
@@ -178,7 +178,7 @@ def _refuse_unkeyed_layers(job: Job, model: nn.Module) -> None:
     if unkeyed:
         raise ValueError(
             f"run {job.spec.run_key[:12]} has layers of {', '.join(unkeyed)}, which its key doesn't cover: import "
-            "that module by an import statement in the model's own"
+            "that module by an import statement in the model's module"
         )
 
 
@@ -194,25 +194,25 @@ def _refuse_changed_data(job: Job, stamp: dict[str, tuple[int, int]]) -> None:
 
 
 def stamp_of(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and last change of each file."""
+    """Return size and last change of each file."""
     return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir()}
 
 
 def count_flops(spec: RunSpec, data: Path, kept: Path) -> None:
-    """Count the operations of a run for its evaluation, in the file `kept`; it needs what a training has loaded."""
+    """Count the operations of a run and save them in the file `kept`, because a training has already loaded torch."""
     info, counts = read_info(data), FlopCounts(kept)
     counts.count(spec.model, info.shape, info.vocabulary)
     counts.save()
 
 
 def can_stack(device: str) -> bool:
-    """True if stacks can be compiled for this device; otherwise they are no faster.  Several devices share no stack."""
+    """Return True if a stack is faster on this device, because it can be compiled; several devices share no stack."""
     return len(devices_of(device)) == 1 and _compiles(pick_device(device))
 
 
 @cache
 def _compiles(device: torch.device) -> bool:
-    """Try once to compile: Inductor needs its compiler and Python's headers."""
+    """Try once to compile, because Inductor needs its compiler and Python's headers."""
     keep_compiled_steps_apart()
     try:
         tried = torch.compile(lambda x: (x.sin() + 1).sum(), mode=mode_of(device))
@@ -235,11 +235,11 @@ def train_stack(
 ) -> Trained:
     """Train runs of one network as one stacked model (`stages.training.stacked`), each sealed as by `train_run`.
 
-    `published`: run keys that have an outcome already; they train along only where a state of all can be resumed.
+    `published` has run keys that already have an outcome; they train, too, only if a state of all can be resumed.
 
     Raises:
         ValueError: the packed data are not those of the specs.
-        TrainingStopped: asked to stop; the state at the end of an earlier epoch is saved, if there was one.
+        TrainingStopped: it was asked to stop; the state at the end of an earlier epoch is saved, if there was one.
     """
     job, specs = jobs[0], [job.spec for job in jobs]
     protocol = job.spec.protocol
@@ -294,7 +294,7 @@ def train_stack(
 
 
 def _prepare(job: Job, *, is_stacked: bool = False) -> tuple[PackedInfo, torch.device, dict[str, Any]]:
-    """The packed data's description and the device, checked, and the environment, with the canary; memory set up."""
+    """Check the packed data and the device, set up memory, and describe the environment with its canary."""
     info = read_info(job.data)
     if info.digest != job.spec.data_digest:
         raise ValueError(
@@ -303,18 +303,24 @@ def _prepare(job: Job, *, is_stacked: bool = False) -> tuple[PackedInfo, torch.d
     device = pick_device(job.device)
     keep_freed_memory()
     keep_compiled_steps_apart()
-    canary = canary_of(job.spec, info, device, is_stacked=is_stacked)
+    rows, _ = training_counts(info.train_images, job.spec.protocol, job.spec.replicate)
+    is_short = job.spec.protocol.epochs * steps_per_epoch(rows, job.spec.protocol) < STEPS
+    if is_short:
+        canary = Canary("", "none, because the training has fewer steps", frozenset())
+    else:
+        canary = canary_of(job.spec, info, device, is_stacked=is_stacked)
     process = describe_process(job.spec.code) | {"canary": canary.described()}
     environment = describe_environment(device) | describe_products(job.spec.protocol, device) | {"process": process}
     if packages := {name: version for name, version in job.spec.code.items() if "==" in version}:
         environment["packages"] = packages  # those installed, or the run is refused
     TAKEN.clear()
-    reset_peak_memory(device)
+    if not is_short:  # the next run would touch all memory anew, which takes longer than a few steps
+        reset_peak_memory(device)
     return info, device, _with_fast_paths(environment, canary.taken)
 
 
 def _with_fast_paths(environment: dict[str, Any], taken: Collection[str]) -> dict[str, Any]:
-    """The environment with the fast paths that its canary took, from which a training resumes, or that it took."""
+    """Return the environment with the fast paths that were taken by its canary, or by the training."""
     return environment | {"process": environment["process"] | {"fast_paths": describe_fast_paths(taken)}}
 
 

@@ -40,11 +40,12 @@ OTHER_STORE = "CLAIMCHECK_TEST_STORE"
 
 # The slowest files start first, so that workers, which take a file at a time, finish together.
 LONG = (
-    *("test_installed", "test_tunnel", "test_every_kind", "test_server", "test_browser", "test_flood"),
-    *("test_equivalence", "test_devices", "test_gpu_campaign", "test_gpu_check", "test_verifying", "test_access"),
-    *("test_batching", "test_published_pages", "test_all_trained", "test_asking", "test_deploy", "test_parallel"),
-    *("test_refusals", "test_evaluate", "test_cli", "test_faults", "test_triton", "test_power", "test_recovery"),
-    *("test_workers", "test_memory", "test_decoding", "test_stack"),
+    *("test_crate", "test_installed", "test_equivalence", "test_container", "test_every_kind", "test_verifying"),
+    *("test_parallel", "test_walks", "test_decoding", "test_devices", "test_server", "test_recovery", "test_flood"),
+    *("test_gpu_campaign", "test_memory", "test_triton", "test_cli", "test_stack", "test_published_pages"),
+    *("test_tunnel", "test_all_trained", "test_loop", "test_contributing", "test_deploy", "test_silent_database"),
+    *("test_gpu_check", "test_asking", "test_notebook", "test_refusals", "test_workers", "test_evaluate"),
+    *("test_proposal", "test_power_of_others", "test_faults", "test_access", "test_batching", "test_imported"),
 )
 
 

@@ -115,13 +115,13 @@ def shorten(line: dict[str, Any]) -> None:
 IMAGES: dict[str, tuple[Edit, str]] = {
     "accuracy": (metric("accuracy", 0.9999), r"accuracy is 0\.9999, its bitmap has \d,\d{3} correct of 10,000 images"),
     "bitmap": (flip_images, "accuracy is .*, its bitmap has .*; its confusion matrix has 10,000 images"),
-    "no bitmap": (lambda line: line.pop("correct"), "accuracy has no bitmap of correct images behind it"),
+    "no bitmap": (lambda line: line.pop("correct"), "it has an accuracy and no bitmap of correct images"),
     "short bitmap": (put("AAAA", "correct"), "its bitmap of correct images is not one of 10,000 test images"),
     "no base64": (put("A", "correct"), "its bitmap or confusion matrix can't be read"),
     "best epoch": (metric("best_epoch_accuracy", 0.9999), r"best_epoch_accuracy is 0\.9999, its curves give 0\.9"),
     "curve": (put(0.9999, "curves", "test_accuracy", -1), r"best_epoch_accuracy is .*, its curves give 0\.9999"),
-    "n": (put(9999, "metrics", 0, "n"), "is of 9999 test samples, its data have 10,000"),
-    "test images": (put(9999, "data", "test_images"), "is of 10000 test samples, its data have 9,999"),
+    "n": (put(9999, "metrics", 0, "n"), "was measured on 9999 test samples, its data have 10,000"),
+    "test images": (put(9999, "data", "test_images"), "was measured on 10000 test samples, its data have 9,999"),
     "seed": (put(77, "spec", "replicate", "seed"), "run_key is .*, the sha256 of its spec is"),
     "threads": (put(77, "environment", "threads"), "environment_digest is .*, the sha256 of its environment is"),
     "data": (put("0" * 64, "data", "digest"), "its data are 000000000000, those of its spec"),
@@ -183,7 +183,7 @@ def published(root: Path) -> Path:
 
 def test_evidence_without_its_digest_is_refused(root: Path, published: Path) -> None:
     edit(published, 3, lambda line: line.pop("digest"))
-    with pytest.raises(EvidenceError, match=r"mnist\.jsonl, line 3: ninformer-mnist\.[\w-]+\.0: it has no digest"):
+    with pytest.raises(EvidenceError, match=r"mnist\.jsonl, line 3: it has no digest.* ninformer-mnist\.\S+\.0 again"):
         record(root, "data/results.db")
 
 
@@ -264,7 +264,7 @@ def test_curves_are_stored_by_column_and_read_back(tmp_path: Path) -> None:
             r"x\.jsonl, line 1: curves: .*train_loss\.1: .*number",
         ),
         ({"epoch": 1, "steps": 10, "lr": 0.1, "train_loss": 2.5}, r"x\.jsonl, line 1: curves: .*epoch: .*list"),
-        ([{"epoch": 1}], r"x\.jsonl, line 1: curves\.0"),
+        ([{"epoch": 1}], r"x\.jsonl, line 1: curves: .*a list per column"),
     ],
 )
 def test_invalid_curves_are_reported_by_file_and_line(tmp_path: Path, curves: object, message: str) -> None:

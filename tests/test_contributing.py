@@ -226,7 +226,7 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
     "one training as two seeds": (sell_one_training_twice, "the weights of .* one training can't be two replicates"),
     "the same without its weights": (sell_it_with_other_weights, "the learning curve of .* can't be two replicates"),
     "other data": (use_other_data, r"its data are 000000000000, those of tiny-mnist\.\w+\.\d of uni-oslo"),
-    "other code": (use_other_code, "code: stages.training.loop is another one at revision"),
+    "other code": (use_other_code, "code: stages.training.loop differs at revision"),
     "code that leaves out a module": (
         hide_code,
         "code: stages.training.loop changed since, or is missing from its code",
@@ -299,7 +299,7 @@ def test_deposit_of_another_run_is_refused(clones: tuple[Path, Path], ours: Path
 
     with pytest.raises(ContributionError, match=r"state after epoch \d is another one"):
         give(ours, forged(oslo, tmp_path / "s.zip", swap_states, key=key), key=Path(f"{key}.pub"), epochs=12)
-    with pytest.raises(ContributionError, match="the deposited weights are those of another run"):
+    with pytest.raises(ContributionError, match="the deposited weights belong to another run"):
         give(ours, forged(oslo, tmp_path / "w.zip", swap_weights, key=key), key=Path(f"{key}.pub"))
 
 
@@ -323,7 +323,7 @@ def test_signature_is_the_lab_s_own_and_of_these_lines(
     monkeypatch.undo()
     with pytest.raises(ContributionError, match="signed with another key than that of uni-oslo"):
         give(ours, forged(oslo, tmp_path / "stranger.zip", lambda lines: None, key=stranger), key=public)
-    with pytest.raises(ContributionError, match="not signed, as its lab signs if it has a key"):
+    with pytest.raises(ContributionError, match="not signed; a lab that has a key signs"):
         give(ours, forged(oslo, tmp_path / "unsigned.zip", lambda lines: None, key=None), key=public)
     edited = tmp_path / "edited.zip"
     with zipfile.ZipFile(oslo) as packed, zipfile.ZipFile(edited, "w") as written:

@@ -8,7 +8,7 @@ import pytest
 
 from stages.datasets.packed import PackedInfo, TableSet, TokenSet, digest_packed, read_info, write_packed
 from stages.params.experiment import load_params
-from stages.proving.show import DataHere, Made, cut_run
+from stages.proving.show import KnownRun, PackedSets, cut_run
 from stages.run import (
     EarlyStopSpec,
     ModelSpec,
@@ -44,9 +44,9 @@ def described(dataset: str, kind: str, shape: tuple[int, ...], train: int, test:
     )
 
 
-def made(spec: RunSpec, dataset: str, *, stacked: bool = False) -> Made:
+def made(spec: RunSpec, dataset: str, *, stacked: bool = False) -> KnownRun:
     environment = {"device": "cpu"} | ({"stacked": "0" * 12} if stacked else {})
-    return Made("toy", spec.run_key, spec.to_dict(), environment, dataset)
+    return KnownRun("toy", spec.run_key, spec.to_dict(), environment, dataset)
 
 
 def test_cut_table_keeps_its_split_and_early_stop_and_a_stack_two_networks(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_cut_table_keeps_its_split_and_early_stop_and_a_stack_two_networks(tmp_p
     )
     model = ModelSpec(path="stages.papers.dac.mlp:MLP", arguments={"in_features": 3, "width": 8, "depth": 2})
     spec = RunSpec(model=model, protocol=protocol, data_digest="d", replicate=Replicate(seed=3), code={})
-    small, whole = cut_run(DataHere(tmp_path, PARAMS, tmp_path / "scratch"), made(spec, "sgemm", stacked=True), 20)
+    small, whole = cut_run(PackedSets(tmp_path, PARAMS, tmp_path / "scratch"), made(spec, "sgemm", stacked=True), 20)
     assert [one.replicate.seed for one in small.specs] == [3, 4]
     assert [cut.specs[0].protocol.batch_size for cut in (small, whole)] == [256, 1024]
     for cut, steps in ((small, 9.5), (whole, 1.5)):
@@ -84,7 +84,7 @@ def test_cut_text_has_few_windows(tmp_path: Path) -> None:
     )
     model = ModelSpec(path="stages.papers.nmn.gpt2:GPT2", arguments={"context": 16})
     spec = RunSpec(model=model, protocol=protocol, data_digest="d", replicate=Replicate(seed=0), code={})
-    small, whole = cut_run(DataHere(tmp_path, PARAMS, tmp_path / "scratch"), made(spec, "openwebtext"), 8)
+    small, whole = cut_run(PackedSets(tmp_path, PARAMS, tmp_path / "scratch"), made(spec, "openwebtext"), 8)
     assert [read_info(cut.data).train_images for cut in (small, whole)] == [7 * 16 + 1, 18 * 16 + 1]
     assert small.specs[0].protocol.schedule.warmup_steps == 2 and len(small.specs) == 1
     assert path_of(small.specs[0].to_dict()) == path_of(spec.to_dict())
@@ -97,6 +97,6 @@ def test_placeholder_images_with_the_runs_digest_are_accepted(tmp_path: Path) ->
     model = ModelSpec(path="stages.papers.ninformer.vit:ViT", arguments={"depth": 1})
     digest = read_info(target).digest
     spec = RunSpec(model=model, protocol=protocol, data_digest=digest, replicate=Replicate(seed=0), code={})
-    (only,) = cut_run(DataHere(tmp_path, PARAMS, tmp_path / "scratch"), made(spec, "mnist"), 100)
+    (only,) = cut_run(PackedSets(tmp_path, PARAMS, tmp_path / "scratch"), made(spec, "mnist"), 100)
     assert only.specs[0].protocol == dataclasses.replace(protocol, epochs=2), "already small"
     assert read_info(only.data).provenance == "embedded"

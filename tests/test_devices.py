@@ -26,6 +26,8 @@ from stages.training.tokens import NextToken, TokenWindows
 from tests.dispatched import Call, Dispatched, lacking
 from tests.project import REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 PYTORCHS_OWN = ("sgd", "adam", "adamw")
 ROWS, BATCH = 16, 4
@@ -290,7 +292,6 @@ def in_half_types() -> list[Planned]:
     return [*found, *full.values()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("one", [pytest.param(one, id=name_of(one)) for one in in_half_types()])
 def test_cuda_has_every_operator_of_a_step_and_of_a_measurement(one: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = called_in_a_step(one, monkeypatch)

@@ -74,7 +74,7 @@ def test_unwritable_folder_is_one_line(project: Path, verb: str) -> None:
     finally:
         for folder in folders:
             folder.chmod(0o755)
-    check_one_line(done, verb, "; give this user the right to it")
+    check_one_line(done, verb, "; give this user access to it")
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -184,7 +184,7 @@ def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         raise KeyboardInterrupt
 
     assert interrupted() == 130
-    assert capsys.readouterr().err.startswith("evaluate@toy: stopped by Ctrl-C; what is finished stays")
+    assert capsys.readouterr().err.startswith("evaluate@toy: stopped by Ctrl-C; finished work is kept")
 
 
 @pytest.mark.parametrize("module", ["stages.cli", "stages.record", "service"])

@@ -110,7 +110,7 @@ def test_unwritable_folder_is_one_line(
     assert fetch.main(["tiny"]) == 1
     message = capsys.readouterr().err
     assert message.startswith("fetch: data")
-    assert ": Not a directory; a file is where a folder belongs" in message
+    assert ": Not a directory; there is a file instead of a folder" in message
     assert message.count("\n") == 1
 
 

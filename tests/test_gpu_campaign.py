@@ -17,7 +17,7 @@ from stages.params.experiment import load_params
 from stages.runs.store import RunStore
 from tests.minimal_machine import hide_other_packages, hide_other_packages_and_interrupt
 from tests.preloaded import python
-from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, outcomes, train
+from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, outcomes
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +56,12 @@ def prepare(project: Path, *options: str) -> str:
     command = ["-m", "benchmarks.gpu_campaign", "prepare", "--rate", "cpu", *options]
     command += ["--limit", str(LIMIT_MIB), "--part", str(LIMIT_MIB / 4)]
     done = python(*command, cwd=project, env=environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def train(project: Path) -> str:
+    done = python("-m", "stages.train", EXPERIMENT, cwd=project, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

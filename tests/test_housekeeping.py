@@ -25,7 +25,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     linked.mkdir(parents=True)
     for name in OUTCOME:
         os.link(published / name, linked / name)
-    (store.work("open") / "resume.pt").write_bytes(b"s" * 500)
+    store.scratch.save("open/resume.pt", b"s" * 500)
     return tmp_path
 
 
@@ -63,7 +63,8 @@ def test_only_leftovers_are_removed(root: Path) -> None:
 def test_store_in_another_folder_is_cleaned(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = tmp_path / "elsewhere"
     monkeypatch.setenv("CLAIMCHECK_HOME", str(elsewhere))
-    half = RunStore(elsewhere / "store").work("open") / ".resume.pt.5.partial"
+    half = elsewhere / "store" / "work" / "open" / ".resume.pt.5.partial"
+    half.parent.mkdir(parents=True)
     half.write_bytes(b"half")
     os.utime(half, (0, 0))
     assert remove_leftovers(root) == [half]
@@ -73,7 +74,7 @@ def test_scratch_folder_of_a_stack_is_removed_once_all_runs_are_published(root: 
     store = RunStore(root / "data" / "store")
     specs = (bare_spec(0), bare_spec(1))
     remember(specs, store.scratch)
-    folder = store.work(stack_id(specs))
+    folder = store.scratch.root / stack_id(specs)
     store.publish(specs[0].run_key, OUTCOME)
     assert remove_leftovers(root) == []
     store.publish(specs[1].run_key, OUTCOME)

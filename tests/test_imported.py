@@ -96,14 +96,14 @@ def keyed(folder: Path, model: dict[str, Any], protocol: dict[str, Any] | None =
     return keyed_runs(params.experiments["own"], params, digest)[0].spec
 
 
-@pytest.mark.timeout(400)  # the first import of transformers in an environment compiles it
 @pytest.mark.parametrize(
     ("model", "top"),
     [
         (SMALL_VIT, "timm"),
         ({"name": "timm.models.resnet:resnet18", "in_chans": 3}, "timm"),
         ({"name": "torchvision.models:resnet18"}, "torchvision"),
-        (HF_VIT, "transformers"),
+        # the first import of transformers in an environment compiles it
+        pytest.param(HF_VIT, "transformers", marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
         ({"name": "my_net:Net", "width": 2}, None),
         ({"name": "my_net:make"}, None),
     ],

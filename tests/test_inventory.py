@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 Advise = Callable[[str], dict[str, Any]]
 
@@ -35,7 +37,6 @@ def pins(*groups: str) -> set[tuple[str, str]]:
     return set(re.findall(r"^([a-z0-9._-]+)==([^ ;]+)", text, re.MULTILINE))
 
 
-@pytest.mark.slow
 def test_sboms_list_every_pinned_package_with_version_and_hash(tmp_path: Path) -> None:
     done = make("sbom", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from stages.cli import COMMANDS
 from stages.params.experiment import load_params
-from tests.preloaded import python
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAME = ("Makefile", "Dockerfile", ".ci/run", "dvc.yaml")
@@ -59,9 +59,7 @@ def test_every_called_module_is_runnable(name: str) -> None:
 
 def test_every_subcommand_that_make_calls_exists() -> None:
     called = set(re.findall(r"/claimcheck (\w+)", (ROOT / "Makefile").read_text()))
-    assert called == {"profile", "repro"}
-    for name in called:
-        assert python("-m", "stages.cli", name, "--help", cwd=ROOT, env=os.environ).returncode == 0, name
+    assert called == {"profile", "repro"} and called <= set(COMMANDS)
 
 
 def test_every_target_is_documented() -> None:

@@ -209,7 +209,7 @@ def test_store_that_stays_unavailable_is_named(object_url: str, object_server: O
     object_server.down()
     try:
         with pytest.raises(StoreFault, match="no answer for 0 s") as fault:
-            Bucket(object_url, patience=0.3).has("x")
+            Bucket(object_url, retry_seconds=0.3).has("x")
     finally:
         object_server.up()
     assert describe_fault(pickle.loads(pickle.dumps(fault.value))).startswith(  # noqa: S301  (our own)
@@ -243,7 +243,7 @@ def test_rejected_and_missing_keys_are_named_at_once(
     for name in keys:
         monkeypatch.delenv(name)
     with pytest.raises(StoreFault, match=f"the environment has no {' and '.join(keys)}, and this machine has no role"):
-        Bucket(store.address, patience=0.1).has("x")
+        Bucket(store.address, retry_seconds=0.1).has("x")
     assert time.monotonic() - began < 20
 
 

@@ -45,7 +45,7 @@ def server(
 ) -> Iterator[subprocess.Popen[bytes]]:
     script = folder / "server.py"
     text = Path(preloaded.__file__).read_text(encoding="utf-8")
-    before, after = text.index("LIBRARIES = ("), text.index("# What the interpreter or a library reads")
+    before, after = text.index("LIBRARIES = ("), text.index("# Variables that the interpreter")
     script.write_text(f"{text[:before]}LIBRARIES = {libraries}\n{text[after:]}")
     command = [sys.executable, "-P", str(script), environment[ADDRESS]]
     process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)

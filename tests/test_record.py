@@ -166,7 +166,7 @@ def test_older_code_is_current_if_a_line_shows_it_equivalent(root: Path) -> None
     append_line(root, shown_same(vit.run_key, vit.spec, modules))
     assert selected(root, "vit") == [("evidence", True, ["stages.training.optimizer"])]
     (note,) = record(root, DATABASE).notes
-    assert "equivalences.jsonl, line 1: stages.training.optimizer is not in the tree as the line leaves it" in note
+    assert "equivalences.jsonl, line 1: stages.training.optimizer changed after it" in note
 
 
 def test_checkpoint_is_the_best_result_with_available_weights(root: Path) -> None:
@@ -387,7 +387,7 @@ def test_finding_is_stored_with_its_claim(root: Path) -> None:
 
 def test_finding_without_a_claim_is_refused(root: Path) -> None:
     write_finding(root, "ninformer.table9")
-    with pytest.raises(RecordError, match=r"findings.jsonl, line 1: no claim ninformer.table9 in data/claims.csv"):
+    with pytest.raises(RecordError, match=r"findings.jsonl: no claim ninformer.table9 in data/claims.csv"):
         record(root, DATABASE)
 
 

@@ -103,18 +103,10 @@ def test_docs_do_not_depend_on_locale_time_zone_or_hash_seed(root: Path) -> None
     assert (root / "docs" / "results.md").read_bytes() == before
 
 
-@pytest.mark.parametrize("character_set", ["ANSI_X3.4-1968", "ISO-8859-1"])
-def test_database_is_the_same_in_a_locale_without_utf8(root: Path, character_set: str) -> None:
-    locale = {"LC_ALL": "C"}
-    if character_set != "ANSI_X3.4-1968":
-        made = ["localedef", "-i", "en_US", "-f", character_set, str(root / "locales" / "ours")]
-        (root / "locales").mkdir()
-        if shutil.which(made[0]) is None or subprocess.run(made, check=False, capture_output=True).returncode:
-            pytest.skip("this machine can't make a locale")
-        locale = {"LC_ALL": "ours", "LOCPATH": str(root / "locales")}
+def test_database_is_the_same_in_a_locale_without_utf8(root: Path) -> None:
     path = root / "data" / "claims.csv"
     path.write_text(path.read_text(encoding="utf-8").replace("lower,\n", "lower,naïve – see §3\n"), encoding="utf-8")
-    without = {"PYTHONPATH": str(REPOSITORY), "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", **locale}
+    without = {"PYTHONPATH": str(REPOSITORY), "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
     command = [sys.executable, "-m", "stages.record"]
     record(root, "data/here.db")
     done = subprocess.run(command, cwd=root, env=os.environ | without, capture_output=True, check=False)

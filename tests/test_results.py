@@ -38,11 +38,12 @@ from stages.results import (
     open_results,
 )
 from stages.results.claims import pair_gains
-from stages.results.comparison_rows import t_interval, wilson_interval
+from stages.results.comparison import t_interval
 from stages.results.estimates import cut_of_all, cut_of_each
 from stages.run import RunSpec
 from stages.runs.evidence import EvidenceLine, ResultLine, read_lines, write_lines
 from stages.verdicts import ARM_METRICS, min_over_epochs, window_error
+from stages.verdicts.intervals import wilson
 from tests.claims.lines import claims, copy_project, params, publish, results
 from tests.service.results_factory import add_results, make_root
 
@@ -67,12 +68,12 @@ def test_t_interval_equals_a_hand_calculation() -> None:
 
 def test_wilson_interval_equals_a_hand_calculation() -> None:
     # Wilson (1927) for 8 of 10: (0.8 + 1.9207/10 ± ...) / 1.38415
-    assert wilson_interval(0.8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-5)
+    assert wilson(0.8, 10, 0.025) == pytest.approx((0.490162, 0.943318), abs=1e-5)
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1))
 def test_wilson_interval_is_within_0_and_1_and_contains_the_estimate(n: int, fraction: float) -> None:
-    low, high = wilson_interval(fraction, n)
+    low, high = wilson(fraction, n, 0.025)
     assert -1e-12 <= low <= fraction + 1e-12
     assert fraction - 1e-12 <= high <= 1 + 1e-12
 

@@ -224,7 +224,7 @@ def test_unparsable_module_is_reported_in_one_line(
 
     assert verb() == 1
     assert re.fullmatch(
-        rf"inputs: {path}.*{said}; mend it, or put it back \(`git checkout {path}`\), .*\n", capsys.readouterr().err
+        rf"inputs: {path}.*{said}; fix it, or restore it \(`git checkout {path}`\), .*\n", capsys.readouterr().err
     )
 
 

@@ -89,7 +89,7 @@ def test_unusable_object_store_is_one_line(tmp_path: Path, object_server: Object
     project = make_project(tmp_path / "project")
     env = environment() | object_server.environment
     for url, words in (
-        ("ftp://host/x", "ftp://host/x: no object store; known: s3://, gs://, az://; mend that, then run this again"),
+        ("ftp://host/x", "ftp://host/x: no object store; known: s3://, gs://, az://; fix that, then run this again"),
         ("s3://none/x", "s3://none/x: "),
     ):
         done = python("-m", "stages.train", EXPERIMENT, cwd=project, env=env | {"CLAIMCHECK_STORE": url})

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -12,9 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
+from stages.claims import read_claims, read_history
+from stages.claims.history import PATH as HISTORY
+from stages.claims.history import append, pending
 from stages.cli import main
 from stages.datasets.packed import ImageSet, TokenSet, digest_tokens, write_packed
+from stages.params.experiment import load_params
 from stages.recording import record
 from stages.recording.append_only import read_versions, retract
 from stages.results import UnknownCheckpoint, open_results
@@ -44,13 +50,19 @@ EVIDENCE = "data/evidence/ninformer-mnist.jsonl"
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone with full history if available, reduced to one experiment's evidence, which is recorded faster."""
+    """A clone with full history if available, reduced to one experiment's evidence and claims, recorded faster."""
     root = tmp_path_factory.mktemp("verify") / "clone"
     subprocess.run(["git", "clone", "--quiet", "--no-checkout", str(REPOSITORY), str(root)], check=True)
     subprocess.run(["git", "checkout", "--quiet", "HEAD"], cwd=root, check=True)
     for path in (root / EVIDENCE).parent.glob("*.jsonl"):
         if path != root / EVIDENCE:
             path.unlink()
+    claims = (root / "data" / "claims.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = "".join(line for line in claims if line.startswith("id,") or ",ninformer-mnist," in line)
+    (root / "data" / "claims.csv").write_text(kept, encoding="utf-8")
+    rows, rules, history = read_claims(root / "data" / "claims.csv"), load_params(root).verdicts, root / HISTORY
+    removed = pending(rows, rules, read_history(history), known={}, published=())
+    append(history, [change for change in removed if change.subject == "claim"], date="2026-01-01", why="Smaller")
     retract(root, read_versions(root), date="2026-01-01", why="A small record is faster")
     record(root, "data/results.db", evidence_only=True)
     return root
@@ -134,6 +146,27 @@ def test_verify_without_arguments_prints_at_most_twenty_lines_with_remedies(
     )
     assert main(["verify", "--all"]) == 1
     assert sum("  checkpoint: broken; " in line for line in capsys.readouterr().out.splitlines()) == 2
+
+
+def test_step_of_the_github_action_fails_if_a_link_is_broken(root: Path, tmp_path: Path) -> None:
+    """The shell step literally, as a runner starts bash."""
+    (step,) = yaml.safe_load((REPOSITORY / ".github/actions/verify/action.yml").read_text())["runs"]["steps"]
+    files = {name: str(tmp_path / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+    given = {"COMMAND": f"{sys.executable} -m stages.cli", "ARGUMENTS": NAME, "RUNNER_TEMP": str(tmp_path)}
+
+    def run(**more: str) -> tuple[int, str]:
+        environment = os.environ | files | given | more
+        bash = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+        done = subprocess.run(bash, cwd=root, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        return done.returncode, done.stdout
+
+    assert run() == (0, "") and json.loads((tmp_path / "GITHUB_STEP_SUMMARY").read_text())["broken"] == 0
+    flip(root / "data" / "models" / f"{NAME}.safetensors", -1)
+    code, told = run()
+    assert code == 1 and told.startswith(f"::error::{NAME}: checkpoint: data/models/{NAME}.safetensors: ")
+    last = (tmp_path / "GITHUB_OUTPUT").read_text().splitlines()[-1]
+    assert last.startswith("totals={") and json.loads(last.removeprefix("totals="))["broken"] == told.count("::error::")
+    assert run(ARGUMENTS="no-such-checkpoint") == (1, "")
 
 
 def test_many_broken_checkpoints_still_fit_twenty_lines(

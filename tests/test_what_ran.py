@@ -41,7 +41,7 @@ class Trained(NamedTuple):
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose ViT has a GELU and whose HyperBF uses attention in C++."""
-    folder = make_project(tmp_path_factory.mktemp("ran") / "project", epochs=1, steps_per_epoch=2)
+    folder = make_project(tmp_path_factory.mktemp("ran") / "project", epochs=3, steps_per_epoch=8)
     experiment = whole_file("hyperbf-cifar10")
     tiny = {"patch_size": 7, "dim": 16, "depth": 1, "num_heads": 2, "num_centers": 8}
     arm = experiment["arms"]["hyperbf"]

@@ -317,9 +317,25 @@ class FamilyOut(GainOut):
     orders: int
 
 
+class LabOut(Out):
+    """The verdict by one lab's results alone, or by the means of several labs."""
+
+    lab: str | None = Field(None, examples=["uni-oslo"], description="empty for this project, null for several labs")
+    status: Status
+    holds: bool
+    ours: float | None = Field(description="in the claim's unit")
+    estimate: float | None = Field(description="as in `verdict`")
+    low: float | None = Field(description="interval of the estimate at `confidence`; null before the first analysis")
+    high: float | None
+    confidence: float | None
+    n: int = Field(description="replicates, or labs that completed the plan")
+
+
 class ClaimDetailOut(ClaimOut):
     """One claim with everything behind its verdict."""
 
+    labs: list[LabOut] = Field(description="each lab's verdict, if another lab has results")
+    pooled: LabOut | None = Field(description="verdict by the means of the labs, which take the place of replicates")
     runs: list[VerdictRunOut]
     arms: list[VerdictArmOut] = Field(description="each arm's number and epoch, if the metric chooses an epoch")
     pairs: list[PairOut] = Field(description="for a gain over a grid: each proposed arm against its baseline")
@@ -343,6 +359,7 @@ def describe_record(record: ClaimRecord, observed: Sequence[ObservedPointOut], t
         for run in record.runs
     ]
     own |= {"observations": observed, "table": record.family}
+    own |= {"labs": record.verdict.labs, "pooled": record.verdict.pooled}
     return ClaimDetailOut.model_validate(_claim(record, title, unit) | own)
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -33,7 +33,7 @@ from service.pages.formats import (
 )
 from service.pages.plots import DASHES, PALETTE, ROLES, Axis, Dot, Drawing, Ink, Line, Mark, Point, tick_in
 from service.pages.wording import span_of
-from stages.results import Claim, ClaimRecord, ExperimentComparison, PairGain, Result
+from stages.results import Claim, ClaimRecord, ExperimentComparison, JudgedClaim, PairGain, Result
 
 MANY_EPOCHS, LONG_MEAN = 200, 15
 """Number of epochs beyond which lines are running means, and the length of these."""
@@ -321,6 +321,29 @@ def mark_pairs(
         )
         for pair in pairs
     ]
+
+
+def mark_labs(record: JudgedClaim) -> tuple[Axis, list[tuple[Mapping[str, Any], Mark]]] | None:
+    """Each lab's number with its interval, then the pooled one, next to the printed number; None without other labs."""
+    claim, facts, pooled = record.claim, record.claim.facts, record.verdict.pooled
+    rows = [row | {"lab": row["lab"] or "this project"} for row in record.verdict.labs]
+    if pooled and pooled["low"] is not None:
+        rows.append(pooled | {"lab": f"{pooled['n']} labs together"})
+    start = (claim.value or 0.0) if facts.number in ("model", "ours") else 0.0
+    printed = None if facts.is_alike or claim.factor or facts.at_size else claim.value
+    places = [[None if row[end] is None else start + row[end] for end in ("estimate", "low", "high")] for row in rows]
+    shown = [place for row in places for place in (*row, printed) if place is not None]
+    if not shown:
+        return None
+    axis = Axis(
+        [*shown, *([0.0] if facts.is_gain else [])], lambda end: in_terms_of(end, claim), is_linear=True, most=5
+    )
+    found = []
+    for row, numbers in zip(rows, places, strict=True):
+        ours, low, high, paper = (None if number is None else axis.at(number) for number in (*numbers, printed))
+        text = f"{row['lab']}: {in_terms_of(row['ours'], claim)}"
+        found.append((row, Mark(ours=ours, low=low, high=high, is_thin=False, paper=paper, text=text)))
+    return axis, found
 
 
 def _tell_gain(pair: PairGain, claim: Claim) -> str:

@@ -16,7 +16,7 @@ from service.database.queries import lacking_test_images, list_deviations, list_
 from service.dependencies import Compare, ResultsSession, app_state_of, render_page, site_of
 from service.http.errors import declared
 from service.pages import concluding, opening, planning, wording
-from service.pages.charts import draw_arms, draw_blocks, draw_trend, mark_pairs
+from service.pages.charts import draw_arms, draw_blocks, draw_trend, mark_labs, mark_pairs
 from service.pages.citing import bibtex, bibtex_paper, claim_badge, json_ld, paper_badge, times_reproduced
 from service.pages.dots import draw_claim, draw_lines, draw_strip, share_of
 from service.pages.legend import has_word, known_word, word_of
@@ -318,6 +318,7 @@ def show_claim(
         strip=planning.strip_of(record),
         posterior=planning.describe_chance_of_truth(record),
         pairs=mark_pairs(record.pairs, titles, record.claim),
+        labs=mark_labs(record),
         observed_chart=draw_blocks(observed, titles, inks),
         arms_charts=draw_arms(record, titles, inks),
         shown=list_shown(session, record, compare),

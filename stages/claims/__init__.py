@@ -4,7 +4,8 @@
 """
 
 from stages.claims.history import Change, read_history
-from stages.claims.judging import JudgedTable, judge_claims
+from stages.claims.judging import JudgedTable, judge_claim, judge_claims, judge_labs
+from stages.claims.kinds import Facts
 from stages.claims.kinds.counts import param_values
 from stages.claims.lines import (
     ClaimLine,
@@ -12,10 +13,10 @@ from stages.claims.lines import (
     Judgement,
     PaperDeviations,
     RecordedDeviation,
+    place_claims,
     read_claims,
     read_deviations,
     touched,
 )
-from stages.claims.schema import place_claims
 from stages.claims.trials import gather
 from stages.runs.evidence import Trial

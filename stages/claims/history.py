@@ -5,9 +5,9 @@ which the claim's page shows.  Replaying the lines gives the repository's curren
 that no line records, and a test requires that there are none.
 
 A line of the subject `rule` records what no digest shows: the rule for these claims was written after `seen` of their
-own results had been seen.  Every verdict by such a rule says so.
+own results were known.  Every verdict by such a rule says so.
 
-`data/registrations/<name>.json`: claims, rules and planned runs, recorded before the runs are trained.
+`data/registrations/<name>.json` has claims, rules and planned runs, recorded before the runs are trained.
 
 A verdict by training is *confirmatory* if every run behind it was trained after the commit of a registration that
 covers the claim, and row, margin, rules and judging code haven't changed since then.  Otherwise it is *exploratory*,
@@ -54,7 +54,7 @@ class Change:
     `changed` has old and new values by column of the row or number of the rules.  `after_evidence`: results of the
     claim's experiments (for rules and code, of any experiment) were already published when the change was made.
     `alters`: False if code changed no rule, metric, statement or verdict.  `seen`, for a rule: how many of the claim's
-    own results (or pairs of results) had been seen when it was written.
+    own results (or pairs of results) were known when it was written.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -71,7 +71,9 @@ class Change:
 
     def __post_init__(self) -> None:
         if (self.subject == "rule") != (self.seen is not None):
-            raise ValueError(f"a line on a {self.subject} has seen = {self.seen}; a rule's line says it, and no other")
+            raise ValueError(
+                f"subject is {self.subject} and seen is {self.seen}; a rule needs `seen`, and nothing else"
+            )
 
     @property
     def key(self) -> tuple[Subject, str]:
@@ -91,21 +93,17 @@ def digest_code() -> str:
     """Digest of the code that turns results into verdicts (rules, statistics, claims), without its documentation."""
     package = source_path("stages")
     assert package is not None, "stages is a package"
-    paths = [
-        package.with_name("rules.py"),
-        *package.parent.glob("claims/**/*.py"),
-        *package.parent.glob("verdicts/*.py"),
-    ]
-    return _digest({str(path.relative_to(package.parent)): module_digest(path) for path in sorted(paths)})
+    folder = package.parent
+    paths = [folder / "rules.py", *folder.glob("claims/**/*.py"), *folder.glob("verdicts/*.py")]
+    return _digest({str(path.relative_to(folder)): module_digest(path) for path in sorted(paths)})
 
 
 @cache
 def digest_findings(paper: str) -> str:
     """Digest of the modules that compute a paper's findings, and of the findings' texts."""
     package = source_path(f"stages.papers.{paper}")
-    return _digest(
-        {path.name: module_digest(path) for path in sorted(package.parent.glob("findings*") if package else ())}
-    )
+    paths = sorted(package.parent.glob("findings*")) if package else []
+    return _digest({path.name: module_digest(path) for path in paths})
 
 
 def digest_verdict(claim: ClaimLine, rules: Rules, code: str) -> str:
@@ -142,7 +140,7 @@ def read_history(path: Path) -> list[Change]:
 
 
 def seen_before_rule(claim: str, history: Iterable[Change]) -> int | None:
-    """Number of the claim's own results that had been seen when its rule was written; None if none had."""
+    """Number of the claim's own results that were known when its rule was written; None if none were."""
     return max((change.seen for change in history if change.seen is not None and change.concerns(claim)), default=None)
 
 
@@ -163,28 +161,24 @@ def pending(
     now: dict[tuple[Subject, str], str | None] = {("claim", name): digest_row(row) for name, row in rows.items()}
     now |= {("rules", ""): rules.digest()[:16], ("code", ""): digest_code()}
     now |= dict.fromkeys(state.keys() - now.keys())
-    experiments = {name: row.experiment or "" for name, row in {**known, **rows}.items()}
-    return [
-        Change(
+    found = []
+    for (subject, name), after in now.items():
+        if state.get((subject, name)) == after:
+            continue
+        old, new = (asdict(row) if (row := of_claims.get(name)) else {} for of_claims in (known, rows))
+        experiment = (new or old).get("experiment") or ""
+        change = Change(
             date="",
             subject=subject,
             claims=name or EVERY_CLAIM,
             before=state.get((subject, name)),
             after=after,
-            changed=_changed_cells(known.get(name), rows.get(name)),
-            after_evidence=bool(fnmatch.filter(published, experiments.get(name, "")) if name else published),
+            changed={cell: (old[cell], new[cell]) for cell in new if old and old[cell] != new[cell]},
+            after_evidence=bool(fnmatch.filter(published, experiment) if name else published),
             why="",
         )
-        for (subject, name), after in now.items()
-        if state.get((subject, name)) != after
-    ]
-
-
-def _changed_cells(before: ClaimLine | None, after: ClaimLine | None) -> dict[str, tuple[Any, Any]]:
-    if before is None or after is None:
-        return {}
-    old, new = asdict(before), asdict(after)
-    return {name: (old[name], new[name]) for name in new if old[name] != new[name]}
+        found.append(change)
+    return found
 
 
 def committed_claims(root: Path) -> dict[str, ClaimLine]:
@@ -256,7 +250,10 @@ class RegisteredRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """One file.  `rules`: all numbers of the rules; `code`: the judging code's digest; `digest`: that of the rest."""
+    """One file.
+
+    `rules` has all numbers of the rules, `code` the digest of the judging code, `digest` that of the other fields.
+    """
 
     __pydantic_config__: ClassVar = STRICT
     name: str
@@ -287,6 +284,7 @@ def register_claim(claim: ClaimLine, rules: Rules) -> RegisteredClaim:
 def compose(
     name: str, why: str, claims: Iterable[ClaimLine], runs: Iterable[RegisteredRun], rules: Rules
 ) -> Registration:
+    """Return a sealed registration of these claims and runs under today's rules and judging code."""
     registration = Registration(
         name=name,
         why=why,
@@ -332,8 +330,8 @@ def read_registration(path: Path) -> Registration:
         raise ClaimsError(f"{path}: {error.errors()[0]['msg']}") from None
     if registration.digest != _seal_of(json.loads(text)) or registration.name != path.stem:
         raise ClaimsError(
-            f"{path}: not as it was written: its digest or its name differs; take it from git again, or register "
-            "under another name"
+            f"{path}: changed since it was written: its digest or its name differs; take it from git again, or "
+            "register under another name"
         )
     return registration
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from stages.claims.kinds import Facts, Kind, TallyKind, kind_of, order_of
+from stages.claims.kinds import Facts, Kind, TallyKind, TrainedKind, kind_of, order_of
 from stages.claims.lines import ClaimLine, Judgement, Variant
 from stages.claims.trials import ResultGroup
 from stages.papers.finding import Finding
@@ -68,13 +68,20 @@ def judge_claims(
     return [judged[claim.id] for claim in claims], tables
 
 
+def judge_labs(claim: ClaimLine, facts: Facts) -> Judgement | None:
+    """Judge a claim by the means of several labs; None if its kind, or the labs' results, don't allow that."""
+    kind = kind_of(claim, facts.params.verdicts)
+    judgement = kind.judge_labs(facts) if isinstance(kind, TrainedKind) else None
+    return judgement and _under_reading(judgement)
+
+
 def _judge_each_way(claim: ClaimLine, facts: Facts) -> Judgement:
     """Judge a claim and, if results decide it, add its verdicts in the other metrics of the same question.
 
     A paper's number may be that of the last epoch, of the one that validation chooses, or of the best on the test set.
     The claim's row says which one decides; the verdicts under the others are shown next to it.
     """
-    judgement = _under_reading(_judge(claim, facts))
+    judgement = judge_claim(claim, facts)
     if judgement.basis != "results" or judgement.verdict.status in _NO_TEST:
         return judgement
     metrics = next((group for group in DEFENSIBLE if claim.metric in group), ())
@@ -89,10 +96,15 @@ def _judge_each_way(claim: ClaimLine, facts: Facts) -> Judgement:
             low=other.verdict.low,
             high=other.verdict.high,
         )
-        for other in (_under_reading(_judge(row, facts)) for row in others)
+        for other in (judge_claim(row, facts) for row in others)
         if other.basis == "results" and other.verdict.status not in _NO_TEST
     )
     return dataclasses.replace(judgement, variants=variants)
+
+
+def judge_claim(claim: ClaimLine, facts: Facts) -> Judgement:
+    """Judge a claim in its own metric; claims about counts of orders have none."""
+    return _under_reading(_judge(claim, facts))
 
 
 def _under_reading(judgement: Judgement) -> Judgement:

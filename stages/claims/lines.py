@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import csv
 import fnmatch
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from stages.params.schema import read_yaml, validate
+from stages.params.experiment import Params
+from stages.params.schema import nearest, read_yaml, validate
 from stages.run import STRICT
 from stages.runs.fingerprint import source_path
 from stages.verdicts import Power, Status, Verdict
 from stages.verdicts.kinds import KINDS, KindFacts
+from stages.verdicts.metrics import CLAIMED_METRICS, find_unit
 
 if TYPE_CHECKING:
     Kind = str
@@ -281,3 +285,112 @@ def read_deviations(papers: Collection[str]) -> list[PaperDeviations]:
 def touched(deviation: RecordedDeviation, claims: Sequence[ClaimLine]) -> list[str]:
     """Return the ids of the claims that the deviation affects, in order."""
     return [claim.id for claim in claims if any(fnmatch.fnmatchcase(claim.id, pattern) for pattern in deviation.claims)]
+
+
+_ORDERS = ("tally", "wins", "significant_wins")
+_PAIRS = ("gap", "order", "difference", "equivalence", "uniform", "ahead_from", "behind_up_to")
+_NEEDED = {  # column -> kinds that can't be judged without it
+    "value": (
+        *("value", "gap", "difference", "uniform", "ahead_from", "behind_up_to", *_ORDERS),
+        *("count", "setup", "noise", "failures", "observed", "ratio", "range"),
+    ),
+    "better": ("value", "failures", "wins", "significant_wins", *_PAIRS),
+    "baseline_arm": _PAIRS,
+    "trials": ("noise", "failures", *_ORDERS),
+    "factor": ("uniform",),
+    "family": _ORDERS,
+}
+FAULT = "its row has a fault: "
+"""First words of the reason why a claim isn't judged because of its row."""
+
+_MOST = 1e18
+"""Smallest number that no row may have: squares of larger ones overflow."""
+_FAR = 30
+"""Factor between a gain and the difference of its cells beyond which percent and fractions are probably mixed."""
+
+
+def place_claims(claims: Sequence[ClaimLine], params: Params) -> list[ClaimLine]:
+    """Remove the experiment of each claim that can't be judged there, and record why.
+
+    The reason is a fault in the claim's row, or that the params files have no such experiment.  A row with a mistake
+    can accuse a paper: 99.05 instead of 0.9905, or an accuracy of which lower is better.
+    """
+    rows = Counter(claim.family for claim in claims if claim.family)
+    families = {*params.verdicts.families, *(name for name, count in rows.items() if count > 1)}
+    families &= {claim.family for claim in claims if claim.family and claim.facts.is_gain}
+    cells = {(claim.experiment, claim.metric, claim.arm): claim.value for claim in claims if claim.kind == "value"}
+    placed = []
+    for claim in claims:
+        fault = next(find_faults(claim, params, families), "")
+        one, other = (cells.get((claim.experiment, claim.metric, arm)) for arm in (claim.arm, claim.baseline_arm))
+        if claim.facts.is_gain and claim.value and one and other and abs(claim.value) > _FAR * abs(one - other) > 0:
+            fault = fault or f"value is {claim.value:g}; the printed numbers of both models differ by {one - other:.4g}"
+        reason = f"{FAULT}{fault}" if fault else ""
+        if not reason and claim.experiment and not fnmatch.filter(params.experiments, claim.experiment):
+            close = nearest(claim.experiment, params.experiments)
+            hint = close if "did you mean" in close else ""
+            reason = claim.reason or f"its experiment {claim.experiment} is not in the params files yet{hint}"
+        placed.append(replace(claim, experiment=None, reason=reason) if reason else claim)
+    return placed
+
+
+def find_faults(claim: ClaimLine, params: Params, families: Collection[str]) -> Iterator[str]:
+    """Yield each fault of a row: the column, what it holds, and what it should hold.
+
+    `families` are those of orders.
+    """
+    for column, kinds in _NEEDED.items():
+        if claim.kind in kinds and getattr(claim, column) is None and not claim.reason:
+            yield f"{column} is empty; {claim.kind} needs it"
+    for column, least in (("value", -math.inf), ("high", -math.inf), ("precision", 0), ("stderr", 0)):
+        number = getattr(claim, column)
+        if number is not None and not (abs(number) < _MOST and number >= least):
+            yield f"{column} is {number}; expected a finite number{' that is not negative' if not least else ''}"
+    for column in ("n", "trials"):
+        if (count := getattr(claim, column)) is not None and count < 1:
+            yield f"{column} is {count}; expected a number of at least 1"
+    if claim.better not in (None, "higher", "lower"):
+        yield f"better is {claim.better!r}; expected higher or lower"
+    if claim.family and claim.family not in families:
+        yield f"family is {claim.family!r}, of no orders{nearest(claim.family, families)}"
+    names = fnmatch.filter(params.experiments, claim.experiment or "")
+    for experiment in (params.experiments[name] for name in names):
+        if experiment.paper != claim.paper:
+            yield f"paper is {claim.paper!r}; {experiment.name} is of {experiment.paper}"
+        for column, arm in (("arm", claim.arm), ("baseline_arm", claim.baseline_arm)):
+            if arm and not fnmatch.filter(experiment.arms, arm):
+                yield f"{column}: {experiment.name} has no arm {arm!r}{nearest(arm, experiment.arms)}"
+        counts = [len(fnmatch.filter(experiment.arms, arm or "")) for arm in (claim.arm, claim.baseline_arm)]
+        if counts[0] == 1 < counts[1]:
+            yield f"baseline_arm is {claim.baseline_arm!r}, {counts[1]} arms of {experiment.name}; name one"
+        if claim.factor and len({str(arm.model.get(claim.factor)) for arm in experiment.arms.values()}) < 2:
+            yield f"factor is {claim.factor!r}; the models of {experiment.name} don't differ in it"
+    if claim.experiment and claim.facts.by == "training":
+        yield from _find_faults_of_training(claim)
+
+
+def _find_faults_of_training(claim: ClaimLine) -> Iterator[str]:
+    found = find_unit(claim.metric)
+    if found is None:
+        if claim.kind != "observed":  # the paper's own
+            yield f"metric is {claim.metric!r}{nearest(claim.metric, CLAIMED_METRICS)}"
+        return
+    unit, better = found
+    is_number = claim.facts.is_gain or claim.facts.number == "model"
+    if claim.better not in (None, better):
+        yield f"better is {claim.better or 'empty'}; {better} is better for {claim.metric}"
+    if claim.facts.is_gain and claim.arm == claim.baseline_arm:
+        yield f"baseline_arm is {claim.baseline_arm!r}, as arm; name the model that it is compared with"
+    if claim.arm is None:
+        yield "arm is empty; name the model that the claim is about"
+    if claim.facts.is_spread and not claim.value:
+        yield f"value is {claim.value}; expected the printed range"
+    if not is_number:
+        return
+    if (claim.unit or "") != unit and claim.value is not None:
+        yield f"unit is {claim.unit!r}; {claim.metric} is in {unit or 'no unit: leave it empty'}"
+    least = -1 if claim.facts.is_gain else 0
+    for column in ("value", "stderr", "precision"):
+        number = getattr(claim, column)
+        if unit == "fraction" and number is not None and not least <= number <= 1:
+            yield f"{column} is {number:g}; expected a fraction of 1, such as {number / 100:g} for {number:g} %"

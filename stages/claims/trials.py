@@ -18,7 +18,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Literal
 
@@ -38,7 +38,7 @@ from stages.verdicts import (
     evidence_level_of,
 )
 from stages.verdicts.grid_part import Cell, whole_slices
-from stages.verdicts.intervals import Looks, complete_look, looks_of_plan
+from stages.verdicts.intervals import Looks, complete_look, looks_of_plan, variance_of
 
 FLOPS_OF_TRAINING = 3
 """A backward pass does the work of two forward passes."""
@@ -50,6 +50,7 @@ class ResultGroup:
     """Results of one experiment under equal conditions.
 
     `share` is the fraction of the paper's passes over the training images that these runs were planned to make.
+    `of_labs`: the samples' replicates are labs, in which both arms are paired; any number of labs may still come.
     """
 
     experiment: ExperimentParams
@@ -58,10 +59,15 @@ class ResultGroup:
     evidence_level: EvidenceLevel
     share: float
     arms: Mapping[str, tuple[Trial, ...]]
+    of_labs: bool = False
+
+    @property
+    def planned(self) -> int | None:
+        return None if self.of_labs else self.experiment.replicates
 
     def looks(self, rules: Rules) -> dict[int, float]:
         """Planned analyses and the share of α of each; the last is at the experiment's number of replicates."""
-        return looks_of_plan(rules.looks, self.experiment.replicates)
+        return looks_of_plan(rules.looks, self.planned)
 
     @property
     def lab(self) -> str:
@@ -70,12 +76,12 @@ class ResultGroup:
 
     @property
     def pairing(self) -> Literal["fold", "none"]:
-        return "fold" if self.experiment.printed.split.kind == "folds" else "none"
+        return "fold" if self.of_labs or self.experiment.printed.split.kind == "folds" else "none"
 
     @property
     def folds(self) -> int | None:
         """Number of folds, of which each replicate holds out one; None if replicates aren't folds."""
-        return self.experiment.printed.split.folds if self.pairing == "fold" else None
+        return None if self.of_labs or self.pairing == "none" else self.experiment.printed.split.folds
 
     @property
     def is_of_part_of_the_data(self) -> bool:
@@ -127,25 +133,16 @@ def _group(experiment: ExperimentParams, trials: Sequence[Trial], rules: Rules) 
     for trial in sorted(trials, key=lambda trial: trial.result.replicate):
         arms[trial.result.arm].append(trial)
     share = min(passes_share(trial.result, experiment.arms[trial.result.arm], experiment) for trial in trials)
+    first = trials[0].result
+    # results under an outdated protocol can't decide a claim, but may indicate one
+    profile = first.profile if all(trial.follows_plan for trial in trials) else ""
     return ResultGroup(
         experiment=experiment,
-        profile=trials[0].result.profile,
+        profile=first.profile,
         conditions=trials[0].conditions,
-        evidence_level=_evidence_level(trials, share, rules),
+        evidence_level=evidence_level_of(profile=profile, provenance=first.data.provenance, share=share, rules=rules),
         share=share,
         arms={name: tuple(trials) for name, trials in arms.items()},
-    )
-
-
-def _evidence_level(trials: Sequence[Trial], share: float, rules: Rules) -> EvidenceLevel:
-    """Return the evidence level; results under an outdated protocol can't decide a claim, but may indicate one."""
-    first = trials[0].result
-    as_printed = all(trial.follows_plan for trial in trials)
-    return evidence_level_of(
-        profile=first.profile if as_printed else "",
-        provenance=first.data.provenance,
-        share=share,
-        rules=rules,
     )
 
 
@@ -167,42 +164,36 @@ def choose(groups: Sequence[ResultGroup], arms: Collection[str]) -> ResultGroup 
 
 def price(trials: Collection[Trial], params: Params) -> ClaimCost | None:
     """Sum the cost of these results, counting each once; None if no cost is known."""
-    costs = [(trial, trial.cost) for trial in trials if trial.cost is not None]
+    costs = [trial.cost for trial in trials if trial.cost is not None]
     if not costs:
         return None
-    flops = [_training_flops(trial) for trial, _ in costs]
-    dollars = [
-        params.rates[kind].usd_per_hour * cost.train_seconds / 3600 if kind in params.rates else None
-        for trial, cost in costs
-        for kind in [str(trial.result.environment.get("device", "")).partition(":")[0]]
-    ]
+    flops: list[float | None] = []
+    dollars: list[float | None] = []
+    for line, cost in ((trial.result, trial.cost) for trial in trials if trial.cost is not None):
+        forward = next((row.value for row in line.metrics if row.metric.startswith("flops_per_")), None)
+        steps = line.curves[-1].steps if line.curves else None
+        is_known = forward is not None and steps is not None
+        batch_size = line.spec["protocol"]["batch_size"]
+        flops.append(FLOPS_OF_TRAINING * (forward or 0.0) * (steps or 0) * batch_size if is_known else None)
+        rate = params.rates.get(str(line.environment.get("device", "")).partition(":")[0])
+        dollars.append(rate.usd_per_hour * cost.train_seconds / 3600 if rate else None)
+    energy = [cost.energy_joules for cost in costs]
+    totals = ([part for part in parts if part is not None] for parts in (flops, energy, dollars))
+    flops_, joules, usd = (sum(known) if len(known) == len(costs) else None for known in totals)
     return ClaimCost(
-        device_seconds=sum(cost.train_seconds for _, cost in costs),
-        flops=_total(flops),
-        peak_memory_bytes=max(cost.peak_memory_bytes for _, cost in costs),
-        energy_joules=_total([cost.energy_joules for _, cost in costs]),
-        usd=_total(dollars),
+        device_seconds=sum(cost.train_seconds for cost in costs),
+        flops=flops_,
+        peak_memory_bytes=max(cost.peak_memory_bytes for cost in costs),
+        energy_joules=joules,
+        usd=usd,
     )
-
-
-def _total(parts: Sequence[float | None]) -> float | None:
-    known = [part for part in parts if part is not None]
-    return sum(known) if len(known) == len(parts) else None
-
-
-def _training_flops(trial: Trial) -> float | None:
-    line = trial.result
-    forward = next((row.value for row in line.metrics if row.metric.startswith("flops_per_")), None)
-    if forward is None or not line.curves:
-        return None
-    return FLOPS_OF_TRAINING * forward * line.curves[-1].steps * line.spec["protocol"]["batch_size"]
 
 
 COSTS = ("train_seconds", "samples_per_second", "train_tokens_per_second", "peak_memory_bytes")
 _AT_EPOCH = re.compile(r"epoch_([1-9]\d*)_(train_loss|test_loss|test_accuracy)")
 """A metric that a paper prints for a given epoch, counted from 1."""
 FAILED_FACTOR = 10.0
-"""A training failed if it diverged or its error is this many times the median at its size; DAC prints no limit."""
+"""Multiple of the median error at its size above which a training failed; DAC prints no limit."""
 _FAILED_METRIC = "selected_mse"
 
 
@@ -218,14 +209,11 @@ def measure(metric: str, trials: Sequence[Trial], looks: Looks) -> Sample:
     """
     if metric in ARM_METRICS:
         return _measure_arm(metric, trials, looks)
-    replicates = []
-    for trial in trials:
-        value = None if trial.result.status == "diverged" else _read(metric, trial)
-        if trial.result.status == "diverged" or value is not None:
-            replicates.append(_replicate(trial, value))
-    if not any(replicate.value is not None for replicate in replicates) and not _all_diverged(trials):
+    values = [(trial, None if trial.result.status == "diverged" else _read(metric, trial)) for trial in trials]
+    if all(value is None for _, value in values) and not _all_diverged(trials):
         raise NotMeasured(f"no result holds {metric}")
-    return Sample(tuple(replicates))
+    kept = [(trial, value) for trial, value in values if value is not None or trial.result.status == "diverged"]
+    return Sample(tuple(_replicate(trial, value) for trial, value in kept))
 
 
 def _replicate(trial: Trial, value: float | None) -> Observation:
@@ -242,9 +230,8 @@ def _read(metric: str, trial: Trial) -> float | None:
         value = None if trial.cost is None else getattr(trial.cost, metric)
         return None if value is None else float(value)
     found = {row.split: row.value for row in trial.result.metrics if row.metric == metric}
-    for split in ("test", "val", "none", "train"):
-        if split in found:
-            return found[split]
+    if found:
+        return next(found[split] for split in ("test", "val", "none", "train") if split in found)
     if metric == "error":
         accuracy = _read("accuracy", trial)
         return None if accuracy is None else 1 - accuracy
@@ -294,18 +281,13 @@ def average(samples: Sequence[Sample]) -> Sample:
 
     Replicates that some arm lacks are dropped; a replicate that diverged in any arm counts as diverged.
     """
-    shared = set.intersection(*(set(sample.indices) for sample in samples))
     replicates = []
-    for index in sorted(shared):
-        mine = [replicate for sample in samples for replicate in sample.replicates if replicate.index == index]
-        values = [replicate.value for replicate in mine if replicate.value is not None]
-        replicates.append(
-            Observation(
-                index=index,
-                value=sum(values) / len(values) if len(values) == len(mine) else None,
-                environments=frozenset().union(*(replicate.environments for replicate in mine)),
-            )
-        )
+    for index in sorted(set.intersection(*(set(sample.indices) for sample in samples))):
+        found = [replicate for sample in samples for replicate in sample.replicates if replicate.index == index]
+        values = [replicate.value for replicate in found if replicate.value is not None]
+        value = sum(values) / len(values) if len(values) == len(found) else None
+        environments = frozenset().union(*(replicate.environments for replicate in found))
+        replicates.append(Observation(index=index, value=value, environments=environments))
     return Sample(tuple(replicates))
 
 
@@ -318,11 +300,11 @@ def count_failed(trials: Sequence[Trial], peers: Sequence[Trial]) -> tuple[int, 
     if not errors:
         raise NotMeasured(f"no result holds {_FAILED_METRIC}, so nothing tells a failed training")
     limit = FAILED_FACTOR * median(errors)
-    failed = 0
-    for trial in trials:
-        value = _read(_FAILED_METRIC, trial)
-        failed += trial.result.status == "diverged" or value is None or value > limit
-    return failed, len(trials)
+    failed = [
+        trial.result.status == "diverged" or (value := _read(_FAILED_METRIC, trial)) is None or value > limit
+        for trial in trials
+    ]
+    return sum(failed), len(trials)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,6 +325,10 @@ class Pairs:
         return tuple(dict.fromkeys((*self.proposed, *self.baseline)))
 
     @property
+    def sides(self) -> Mapping[Side, tuple[str, ...]]:
+        return {"proposed": self.proposed, "baseline": self.baseline}
+
+    @property
     def planned(self) -> int:
         return len(self.grid)
 
@@ -361,6 +347,7 @@ class ClaimSamples:
     """Samples of a claim's proposed and baseline arms in its metric; a value has no baseline.
 
     The samples are taken from `group`, for the arms in `pairs`; `part` is set if only part of a grid has results.
+    `paper_n`: if replicates are labs, the number of labs whose mean varies like the paper's number.
     """
 
     pairs: Pairs
@@ -370,6 +357,7 @@ class ClaimSamples:
     trials: tuple[Trial, ...] = ()
     entries: tuple[Entry, ...] = ()
     part: GridPart | None = None
+    paper_n: float | None = None
 
     @property
     def both(self) -> tuple[Sample, Sample]:
@@ -379,19 +367,8 @@ class ClaimSamples:
     @property
     def excluded_share(self) -> float:
         """Share of the official test rows that our source lacks."""
-        data = [trial.result.data for trial in self.trials]
-        shares = [
-            one.excluded_test_images / (one.test_images + one.excluded_test_images)
-            for one in data
-            if one.excluded_test_images
-        ]
-        return max(shares, default=0.0)
-
-    @property
-    def note(self) -> str:
-        return (
-            "" if self.part is None else f" Over {len(self.part.pairs)} of {len(self.part.planned)} pairs of the grid."
-        )
+        counts = {(trial.result.data.excluded_test_images, trial.result.data.test_images) for trial in self.trials}
+        return max((excluded / (used + excluded) for excluded, used in counts if excluded), default=0.0)
 
 
 def find_group(
@@ -407,11 +384,8 @@ def find_group(
     if claim.facts.at_size:  # results show which pairs have equal size
         return planned, next(iter(groups), None)
     for group in groups:
-        numbers = [
-            number
-            for number, couple in enumerate(zip(planned.proposed, planned.baseline or planned.proposed, strict=True))
-            if set(couple) <= set(group.arms)
-        ]
+        couples = enumerate(zip(planned.proposed, planned.baseline or planned.proposed, strict=True))
+        numbers = [number for number, couple in couples if set(couple) <= set(group.arms)]
         if not numbers:
             continue
         some = planned.among(numbers)
@@ -423,25 +397,16 @@ def find_group(
 
 def arms_of(claim: ClaimLine, experiment: ExperimentParams) -> Pairs:
     """Return the arms that match the claim's patterns; in a grid, each with its baseline from the params file."""
-    proposed = fnmatch.filter(experiment.arms, claim.arm or "")
-    if claim.baseline_arm is None:
-        return _pairs(experiment, [(arm, None) for arm in proposed])
-    known = fnmatch.filter(experiment.arms, claim.baseline_arm)
-    if len(proposed) == 1:
-        (baseline,) = known
-        return _pairs(experiment, [(proposed[0], baseline)])
-    couples = [(arm, experiment.arms[arm].against) for arm in proposed]
-    return _pairs(experiment, [(arm, against) for arm, against in couples if against in known])
-
-
-def _pairs(experiment: ExperimentParams, couples: Sequence[tuple[str, str | None]]) -> Pairs:
-    cells = tuple(experiment.arms[arm].model for arm, _ in couples)
-    return Pairs(
-        proposed=tuple(arm for arm, _ in couples),
-        baseline=tuple(against for _, against in couples if against is not None),
-        cells=cells,
-        grid=cells,
-    )
+    proposed, known = (fnmatch.filter(experiment.arms, arm or "") for arm in (claim.arm, claim.baseline_arm))
+    baseline: list[str] = []
+    if claim.baseline_arm is not None and len(proposed) == 1:
+        (only,) = known
+        baseline = [only]
+    elif claim.baseline_arm is not None:
+        proposed = [arm for arm in proposed if experiment.arms[arm].against in known]
+        baseline = [str(experiment.arms[arm].against) for arm in proposed]
+    cells = tuple(experiment.arms[arm].model for arm in proposed)
+    return Pairs(proposed=tuple(proposed), baseline=tuple(baseline), cells=cells, grid=cells)
 
 
 def gather_samples(claim: ClaimLine, pairs: Pairs, group: ResultGroup, rules: Rules) -> ClaimSamples:
@@ -451,16 +416,14 @@ def gather_samples(claim: ClaimLine, pairs: Pairs, group: ResultGroup, rules: Ru
         NotMeasured: no result has the metric.
     """
     samples = {arm: measure(claim.metric, group.arms[arm], group.looks(rules)) for arm in pairs.arms}
-    entries: list[Entry] = []
-    trials: dict[int, Trial] = {}
-    sides: Mapping[Side, tuple[str, ...]] = {"proposed": pairs.proposed, "baseline": pairs.baseline}
-    for side, arms in sides.items():
-        for arm in dict.fromkeys(arms):
-            values = {replicate.index: replicate.value for replicate in samples[arm].replicates}
-            for trial in group.arms[arm]:
-                if trial.result.replicate in values:
-                    trials[trial.row] = trial
-                    entries.append(entry_of(trial, side, values[trial.result.replicate]))
+    values = {(arm, one.index): one.value for arm, sample in samples.items() for one in sample.replicates}
+    used = [
+        (trial, side, values[arm, trial.result.replicate])
+        for side, arms in pairs.sides.items()
+        for arm in dict.fromkeys(arms)
+        for trial in group.arms[arm]
+        if (arm, trial.result.replicate) in values
+    ]
     part = None
     if pairs.baseline and len(pairs.proposed) < pairs.planned:
         couples = zip(pairs.proposed, pairs.baseline, strict=True)
@@ -471,9 +434,42 @@ def gather_samples(claim: ClaimLine, pairs: Pairs, group: ResultGroup, rules: Ru
         group=group,
         proposed=average([samples[arm] for arm in pairs.proposed]),
         baseline=average([samples[arm] for arm in pairs.baseline]) if pairs.baseline else None,
-        trials=tuple(trials.values()),
-        entries=tuple(entries),
+        trials=tuple({trial.row: trial for trial, _, _ in used}.values()),
+        entries=tuple(entry_of(*each) for each in used),
         part=part,
+    )
+
+
+def pool_labs(labs: Sequence[ClaimSamples], claim: ClaimLine) -> ClaimSamples:
+    """Return samples in which each lab's mean is one replicate, because a lab's replicates share what sets it apart.
+
+    A lab with a diverged replicate counts as a diverged replicate.  The paper is one more lab: its number varies as the
+    labs' means do, plus the variance of its own runs, as printed or measured, beyond that of a lab's mean.
+    """
+
+    def means(arms: Sequence[Sample]) -> Sample:
+        values = [None if arm.n_diverged else fmean(arm.values) for arm in arms]
+        return Sample(
+            tuple(
+                Observation(index=index, value=value, environments=arm.environments)
+                for index, (value, arm) in enumerate(zip(values, arms, strict=True))
+            )
+        )
+
+    both = [lab.baseline for lab in labs if lab.baseline is not None]
+    proposed, paper_n = means([lab.proposed for lab in labs]), None
+    whole = [lab.proposed for lab in labs if not lab.proposed.n_diverged]
+    if len(whole) > 1 and (between := float(variance_of(proposed.values))):
+        within = fmean(float(variance_of(arm.values)) for arm in whole)
+        paper = claim.stderr**2 if claim.stderr is not None else within / (claim.n or 1)
+        paper_n = between / (between + max(0.0, paper - within / whole[0].n))
+    return ClaimSamples(
+        pairs=labs[0].pairs,
+        group=replace(labs[0].group, arms={}, of_labs=True),
+        proposed=proposed,
+        baseline=means(both) if both else None,
+        trials=tuple(trial for lab in labs for trial in lab.trials),
+        paper_n=paper_n,
     )
 
 
@@ -491,14 +487,14 @@ def mean_of(sample: Sample, looks: Looks) -> float | None:
 
 def summarise_arms(metric: str, arms: Iterable[str], group: ResultGroup, rules: Rules) -> tuple[ArmSummary, ...]:
     """Summarise each of `arms` that has the metric; empty unless the metric describes whole arms."""
-    found = []
+    found, looks = [], group.looks(rules)
     for arm in dict.fromkeys(arms) if metric in ARM_METRICS else ():
-        trials, looks = group.arms[arm], group.looks(rules)
+        trials = group.arms[arm]
         try:
             chosen = choose_epoch(metric, trials, looks)
         except NotMeasured:
             continue
-        assert chosen.stderr is not None, "of two folds or more"
+        assert chosen.stderr is not None, "two folds or more have a standard error"
         low, high = chosen.interval()
         costs = {row.metric: row.value for trial in reversed(trials) for row in reversed(trial.result.metrics)}
         found.append(

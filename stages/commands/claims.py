@@ -1,4 +1,4 @@
-"""Subcommands about claims: one claim with its results and verdict, changes of claims, registrations."""
+"""Subcommands `show`, `history` and `register`: claims with their verdicts, their changes and registrations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from stages.claims.history import (
     read_registrations,
     write_text,
 )
-from stages.claims.history import PATH as HISTORY
 from stages.commands.command import Answer, UsageError, open_database
 from stages.params.experiment import Params, RunName, load_params, merge, read_files
 from stages.params.schema import nearest
@@ -56,7 +55,7 @@ _ASKED = ("paper", "place", "kind", "arm", "baseline_arm", "metric", "statement"
 
 
 def show(options: argparse.Namespace) -> Answer:
-    """Experiments as their files and the files that they are like give them, and claims with their verdicts."""
+    """Show experiments with the params that they inherit, and claims with their verdicts."""
     experiments = load_params().experiments
     files = read_files(Path(), experiments)
     claims = {claim.id for claim in read_claims(_CLAIMS)}
@@ -80,7 +79,7 @@ def show(options: argparse.Namespace) -> Answer:
 
 
 def _claim(name: str) -> dict[str, Any]:
-    """The claim with the names that the API gives its parts."""
+    """Return the claim as a document whose keys are those of the API."""
     from stages.results import find_judged  # brings the database
 
     with open_database()() as session:
@@ -92,6 +91,8 @@ def _claim(name: str) -> dict[str, Any]:
             **{part: getattr(claim, part) for part in _ASKED},
             "experiments": list(row.experiments),
             "verdict": {part: getattr(verdict, part) for part in said},
+            "labs": verdict.labs,
+            "pooled": verdict.pooled,
             "runs": list(dict.fromkeys(run.result.run_key for run in row.runs)),
             "deviations": [{"id": deviation.id, "subject": deviation.subject} for deviation in row.deviations],
         }
@@ -124,6 +125,13 @@ def _show_claim(claim: Mapping[str, Any]) -> Iterator[str]:
         yield f"marked    {verdict['registration']['mark']}: {verdict['registration']['why']}"
     if verdict["size"]:
         yield f"its size  {WORD_OF[verdict['size']['status']]}: {verdict['size']['explanation']}"
+    pooled = [claim["pooled"] | {"lab": "all"}] if claim["pooled"] else []
+    for row in [*claim["labs"], *pooled]:
+        ends = "" if row["low"] is None else f", {in_unit(row['low'], unit)} to {in_unit(row['high'], unit)}"
+        name, what = row["lab"] or "this project", "complete labs" if row in pooled else "replicates"
+        yield f"lab       {name}: {row['status']}, ours {in_unit(row['ours'], unit)}{ends} ({row['n']} {what})"
+    if held := [row["n"] for row in claim["labs"] if row["holds"]]:
+        yield f"labs      reproduced {sum(held)} times by {len(held)} of {len(claim['labs'])} labs"
     if runs:
         more = f" and {len(runs) - _FEW} more" if len(runs) > _FEW else ""
         yield f"runs      {', '.join(key[:12] for key in runs[:_FEW])}{more}"
@@ -135,26 +143,25 @@ def _show_claim(claim: Mapping[str, Any]) -> Iterator[str]:
 
 def history(options: argparse.Namespace) -> Answer:
     """List how the matching claims changed; with `--why`, first record the changes since then."""
-    path = Path(PATH)
     if options.why:
         params, rows = load_params(), read_claims(_CLAIMS)
         files = evidence_files(Path("data/evidence"))
         published = set[str]().union(*(experiments_in(str(file), file.read_bytes()) for file in files))
         known = committed_claims(Path())
-        changes = pending(rows, params.verdicts, read_history(path), known=known, published=published)
+        changes = pending(rows, params.verdicts, read_history(PATH), known=known, published=published)
         append(
-            path,
+            PATH,
             changes,
             date=f"{date.today()}",
             why=options.why,
             claims=options.claims,
             alters=not options.alters_nothing,
         )
-        document = {"path": str(path), "changes": len(changes)}
-        return Answer(document=document, shown=[f"{path}: {len(changes)} changes{'; commit it' if changes else ''}"])
+        document = {"path": str(PATH), "changes": len(changes)}
+        return Answer(document=document, shown=[f"{PATH}: {len(changes)} changes{'; commit it' if changes else ''}"])
     changes = [
         change
-        for change in read_history(path)
+        for change in read_history(PATH)
         if fnmatch(change.claims, options.claims) and (change.changed or change.subject != "claim")
     ]
     shown = []
@@ -169,7 +176,7 @@ def history(options: argparse.Namespace) -> Answer:
 def register(options: argparse.Namespace) -> Answer:
     """Write a registration; with `--check`, compare all of them with the claims, rules and code of today."""
     if options.check:
-        return _check(Path())
+        return _check()
     if not (options.name and options.claims and options.why):
         raise UsageError('claimcheck register: expected a name, claims and --why "…", or --check')
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", options.name):
@@ -177,10 +184,10 @@ def register(options: argparse.Namespace) -> Answer:
     path, params = FOLDER / f"{options.name}.json", as_printed(load_params())
     if path.exists():
         raise ClaimsError(f"{path} exists; a registration is never changed: choose another name")
-    rows, history = read_claims(Path("data/claims.csv")), read_history(HISTORY)
+    rows, history = read_claims(_CLAIMS), read_history(PATH)
     if lacking := pending(rows, params.verdicts, history, known={}, published=()):
         what = ", ".join(sorted({f"{change.subject} {change.claims}" for change in lacking})[:4])
-        raise ClaimsError(f'{HISTORY} has no line yet for {what}; first run: claimcheck history --why "…"')
+        raise ClaimsError(f'{PATH} has no line yet for {what}; first run: claimcheck history --why "…"')
     chosen = _choose(rows, options.claims)
     runs = _plan(chosen, rows, params, options.runs or ["*"])
     if not runs:
@@ -206,7 +213,7 @@ def register(options: argparse.Namespace) -> Answer:
 
 
 def _choose(rows: Sequence[ClaimLine], asked: Iterable[str]) -> list[ClaimLine]:
-    """The claims that trained models decide among those asked for, in the order of their rows."""
+    """Return the requested claims that training decides, in the order of their rows."""
     decidable = {
         claim.id for claim in rows if claim.facts.by in ("training", "orders") and (claim.experiment or claim.family)
     }
@@ -224,7 +231,7 @@ def _choose(rows: Sequence[ClaimLine], asked: Iterable[str]) -> list[ClaimLine]:
 def _plan(
     chosen: Sequence[ClaimLine], rows: Sequence[ClaimLine], params: Params, patterns: Sequence[str]
 ) -> list[RegisteredRun]:
-    """All planned runs that these claims need and that fit a pattern, and which of them were trained already."""
+    """Return the planned runs that these claims need and that match a pattern, each marked if it is already trained."""
     needed = {
         (name, arm)
         for claim in chosen
@@ -259,11 +266,11 @@ def _plan(
     ]
 
 
-def _check(root: Path) -> Answer:
-    params, history = load_params(root), read_history(root / HISTORY)
-    rows = {claim.id: claim for claim in read_claims(root / "data" / "claims.csv")}
+def _check() -> Answer:
+    params, history = load_params(), read_history(PATH)
+    rows = {claim.id: claim for claim in read_claims(_CLAIMS)}
     document: list[dict[str, Any]] = []
-    for path in sorted((root / FOLDER).glob("*.json")):
+    for path in sorted(FOLDER.glob("*.json")):
         faults = []
         try:
             one = read_registration(path)
@@ -279,14 +286,14 @@ def _check(root: Path) -> Answer:
             for change in dict.fromkeys(change for _, change in found):
                 touched = [claim for claim, other in found if other == change]
                 faults.append(f"{', '.join(touched)}: judged by another rule than registered; {change}")
-        document.append({"name": path.stem, "commit": commit_of(root, path), "claims": claims, "faults": faults})
+        document.append({"name": path.stem, "commit": commit_of(Path(), path), "claims": claims, "faults": faults})
     shown = []
-    for told in document:
-        commit = f"committed in {told['commit'][:12]}" if told["commit"] else "not committed as it is now"
-        shown.append(f"{told['name']}: {told['claims']} claims, {commit}; {len(told['faults']) or 'no'} faults")
-        shown += [f"  {fault}" for fault in told["faults"]]
+    for entry in document:
+        commit = f"committed in {entry['commit'][:12]}" if entry["commit"] else "not committed as it is now"
+        shown.append(f"{entry['name']}: {entry['claims']} claims, {commit}; {len(entry['faults']) or 'no'} faults")
+        shown += [f"  {fault}" for fault in entry["faults"]]
     return Answer(
         document=document,
         shown=shown or [f"{FOLDER} has no registration"],
-        code=1 if any(told["faults"] for told in document) else 0,
+        code=1 if any(entry["faults"] for entry in document) else 0,
     )

@@ -1,4 +1,4 @@
-"""A subcommand: its help, its arguments, its completion by a shell, and its answer to a person or to a program."""
+"""Base of all subcommands: help, arguments, shell completion, and output as text or JSON."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ USAGE = 2
 
 
 class UsageError(ValueError):
-    """A mistyped word; the message is one line."""
+    """The command line is wrong; the message is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """`document` is what `--json` prints, `shown` what a person reads: lines and tables."""
+    """Result of a command: `--json` prints `document`; otherwise the lines and tables in `shown` are printed."""
 
     document: Any
     shown: Sequence[RenderableType] = ()
@@ -47,18 +47,15 @@ Argument = tuple[tuple[str, ...], str, dict[str, Any]]
 
 
 def arg(*flags: str, names: str = "", **options: Any) -> Argument:
-    """An argument as `add_argument` takes it.
-
-    A shell completes it with the `names` of a kind: `experiments`, `shown`, `claims`, `papers` or `profiles`.
-    """
+    """Declare an argument for `add_argument`; shells complete it with `names`, such as `experiments` or `claims`."""
     return flags, names, options
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """`does` is one sentence.  `takes` lists the arguments.  `codes`: exit codes that mean something else here.
+    """A subcommand.  `does` is its summary, `takes` lists its arguments, `codes` overrides the usual exit codes.
 
-    `document`: the keys of what `--json` prints; empty if there is no such form, because a program reads the other one.
+    `document` describes the keys that `--json` prints; empty if the command has no `--json`.
     """
 
     does: str
@@ -70,14 +67,14 @@ class Command:
 
 
 class Layout(argparse.HelpFormatter):
-    """Fills a sentence to the width of the terminal; leaves the lines of the epilog as they are."""
+    """Wraps descriptions to the terminal's width, but not the epilog, which has several lines."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a mistake with one line and the nearest name; prints an example and the exit codes below its help."""
+    """Reports a mistake on one line with the closest name; ends its help with an example and the exit codes."""
 
     def __init__(self, *, example: str, codes: dict[int, str], description: str, prog: str) -> None:
         lines = [f"  {code}  {meaning}" for code, meaning in sorted(codes.items())]
@@ -96,7 +93,7 @@ class Parser(argparse.ArgumentParser):
             self.error(f"no {action.metavar or action.dest} {value!r}{nearest(str(value), action.choices)}")
 
     def refuse_rest(self, rest: Sequence[str]) -> NoReturn:
-        """Say what is wrong with the first word that no argument takes."""
+        """Report the first unknown argument or option."""
         first = rest[0]
         if not first.startswith("-"):
             self.error(f"{first!r} is an unexpected argument")
@@ -135,15 +132,14 @@ _claimcheck_profiles() {
 }
 """,
 }
-"""Functions that list what this clone has: experiments, experiments and claims, claims, papers, profiles."""
+"""Shell functions that complete the names in this clone."""
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> Answer:
-    """The script that a shell sources."""
+    """Return the completion script for `shell`."""
     written = shtab.complete(parser, shell=shell, preamble=_NAMES[shell])
-    if (
-        shell == "zsh"
-    ):  # shtab 1.13.0 writes "(*)" for arguments that repeat: zsh reads that as one, and excludes others
+    if shell == "zsh":
+        # shtab 1.13.0 writes "(*)" for repeatable arguments, which zsh takes for one that excludes all others.
         written = re.sub(r'^( +")\(\*\)::?', r"\1*:", written, flags=re.MULTILINE)
     return Answer(document=None, shown=[written])
 
@@ -155,27 +151,27 @@ _GAP = 2
 
 
 class Terminal(Console):
-    """Writes to stdout without markup; a reader that has gone away is the caller's to handle."""
+    """Writes to stdout without markup; the caller handles broken pipes."""
 
     def __init__(self) -> None:
-        told = os.environ.get("COLUMNS", "")
-        width = None if sys.stdout.isatty() else (int(told) if told.isdecimal() else 0) or PIPED
+        columns = os.environ.get("COLUMNS", "")
+        width = None if sys.stdout.isatty() else (int(columns) if columns.isdecimal() else 0) or PIPED
         super().__init__(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
 
     def on_broken_pipe(self) -> None:
-        """Raise the error that rich is handling when it calls this."""
+        """Raise the error again, which rich would turn into an exit."""
         raise
 
 
 def print_answer(answer: Answer, *, as_json: bool) -> None:
-    """Print tables within the width; sentences wrapped on a terminal, and whole elsewhere, for `grep`."""
+    """Print the answer; lines are wrapped only on a terminal, so that `grep` finds whole lines elsewhere."""
     if as_json:
         is_ascii = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
         print(json.dumps(answer.document, indent=1, ensure_ascii=is_ascii, allow_nan=False))
         return
     terminal = Terminal()
     for part in answer.shown:
-        if isinstance(part, str):  # what has several lines, as YAML, stays as it is
+        if isinstance(part, str):  # several lines, such as YAML, aren't wrapped
             is_wrapped = terminal.is_terminal and "\n" not in part
             terminal.print(wrap(part, terminal.width) if is_wrapped else part, soft_wrap=True)
         else:
@@ -183,7 +179,7 @@ def print_answer(answer: Answer, *, as_json: bool) -> None:
 
 
 def wrap(line: str, width: int) -> str:
-    """`line` broken between words, and continued below the text behind a label and its blanks, else two columns in."""
+    """Wrap `line` between words; indent the rest to the text after a short label, or else by two columns."""
     label = re.match(r"\S+(?: \S+)*?  +", line)
     inner = len(label[0]) if label and len(label[0]) <= width // 3 else 2
     kept = line.replace(" %", "\N{NO-BREAK SPACE}%")
@@ -193,7 +189,7 @@ def wrap(line: str, width: int) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, which may have several lines.  Where there is little room, the highest `rank` goes first, 0 never."""
+    """A heading of one or more lines.  If a table is too wide, the highest `rank` is left out first, 0 never."""
 
     heading: str
     rank: int = 0
@@ -201,7 +197,7 @@ class Column:
 
 
 class TextTable:
-    """A table without lines and with whole cells; a line below it names the columns that don't fit the width."""
+    """A table without borders that never cuts a cell; a line below it names the columns that don't fit."""
 
     def __init__(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
         self.columns, self.rows = tuple(columns), rows
@@ -231,7 +227,7 @@ class TextTable:
 
 
 def open_database() -> Callable[[], Session]:
-    """Open the results; in a clone that has evidence and no database yet, make it first, as `make serve` does."""
+    """Open the results database; if a clone has only evidence yet, build the database first, as `make serve` does."""
     from stages.results import ResultsUnavailable, open_results  # brings the database
 
     if Path("data/evidence").is_dir() and not Path(DATABASE).exists():
@@ -246,7 +242,7 @@ def open_database() -> Callable[[], Session]:
 
 
 def in_words(seconds: float) -> str:
-    """A duration as a person says it."""
+    """Format a duration: 40 s, 25 min, 3 h."""
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

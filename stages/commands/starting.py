@@ -1,7 +1,4 @@
-"""`claimcheck init`: a project of one's own, with an example.
-
-The example is that of `docs/add-a-paper.md`.  The rest is taken from this project's own files.
-"""
+"""Subcommand `init`: start a project with the example of `docs/add-a-paper.md`; other files are copied from ours."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ _KEPT = ("evidence", "models", "registrations")
 _SECTION = re.compile(r"^(\w+):.*\n(?:(?:[ #].*)?\n)*", re.MULTILINE)
 
 
-class NoPlace(Mistake, ValueError):
-    """The folder has a project already; the message says what to do."""
+class ProjectExists(Mistake, ValueError):
+    """The folder already has a project; the message says what to do."""
 
 
 def start(_: argparse.Namespace) -> Answer:
@@ -33,7 +30,7 @@ def start(_: argparse.Namespace) -> Answer:
     if here := [
         name for name in found if Path(name).exists() and name not in (".gitignore", ".dvcignore", "README.md")
     ]:
-        raise NoPlace(
+        raise ProjectExists(
             f"{', '.join(here)}: already in this folder, so nothing was written; "
             "in a repository with a pipeline, make a folder for the paper and run claimcheck init there"
         )

@@ -40,7 +40,7 @@ _SHOWN = 8
 
 
 def status(options: argparse.Namespace) -> Answer:
-    """The verdicts, and the trainings if there are any; with `--watch` the trainings, live on a terminal."""
+    """Show verdicts, and trainings if any are running; with `--watch` only trainings, live on a terminal."""
     view = View(load_params(), options.papers, options.prometheus)
     terminal = Terminal()
     if options.watch and terminal.is_terminal and not options.json:
@@ -49,20 +49,23 @@ def status(options: argparse.Namespace) -> Answer:
                 console=terminal, get_renderable=lambda: Group(*view.trainings_shown()), auto_refresh=False
             ) as live:
                 while True:
-                    view.look()
+                    view.refresh()
                     live.refresh()
                     time.sleep(_EVERY_SECONDS)
         except KeyboardInterrupt:
             return Answer(document=None)
-    view.look()
+    view.refresh()
     if view.missing is not None and not view.watched.sessions and not options.watch:
         raise view.missing
-    parts = view.trainings_shown() if options.watch else view.all_shown()
-    return Answer(document=view.document(), shown=parts)
+    shown = view.trainings_shown()
+    if not options.watch:
+        verdicts = _show_verdicts(view.tallies) if view.tallies else [str(view.missing)]
+        shown = [*verdicts, *(["", *shown] if view.watched.is_live or view.missing is not None else [])]
+    return Answer(document=view.document(), shown=shown)
 
 
 class View:
-    """Looks at the store and the database; `papers` (all if empty) limits both."""
+    """Reads the store and the database, for the named papers or for all."""
 
     def __init__(self, params: Params, papers: Sequence[str], metrics: Path | None) -> None:
         from stages.results import UnknownPaper, tally  # brings the database
@@ -83,8 +86,8 @@ class View:
             raise UnknownPaper(unknown[0], counts)
         self.tallies = [counts[name] for name in papers or counts if counts[name] is not None]
 
-    def look(self) -> None:
-        """Look at the trainings again."""
+    def refresh(self) -> None:
+        """Read the trainings again."""
         prices = {kind: rate.usd_per_hour for kind, rate in self.params.rates.items()}
         self.watched = watch(open_store(), prices, time.time(), self.experiments)
         printed = {session.profile for session in self.watched.sessions} == {priorities.PROFILE}
@@ -109,11 +112,6 @@ class View:
                 "brought": [dataclasses.asdict(one) for one in self.brought],
             },
         }
-
-    def all_shown(self) -> list[RenderableType]:
-        shown: list[RenderableType] = list(_show_verdicts(self.tallies)) if self.tallies else [str(self.missing)]
-        is_told = self.watched.is_live or self.missing is not None
-        return [*shown, "", *self.trainings_shown()] if is_told else shown
 
     def trainings_shown(self) -> list[RenderableType]:
         return list(_show_trainings(self.watched, self.brought))
@@ -275,7 +273,7 @@ _MOST = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """A training that happened, and its source: a line of evidence, or an outcome in a folder."""
+    """A finished training, and where it was found: a line of evidence, or an outcome in a folder."""
 
     run_key: str
     spec: Mapping[str, Any]
@@ -286,7 +284,7 @@ class Known:
 
 
 def why(options: argparse.Namespace) -> Answer:
-    """The reasons of one run of the clone in the working directory, by its label or the beginning of its key."""
+    """Explain a run, named by its label or the start of its key."""
     params = load_params()
     published = [
         Known(
@@ -413,10 +411,9 @@ def _explain(
 def _what_changed(
     asked: PlannedRun, published: Sequence[Known], equivalences: Equivalences
 ) -> tuple[Known | None, list[str]]:
-    """The training that this cell had before, and the parts of the key that differ.
+    """Return this cell's earlier training that is closest to today's, and the parts of the key that differ.
 
-    The former is in the experiment's folder, else the published one nearest to today's.  Code comes last, and only
-    unless lines show that it gives the same numbers.
+    Changed code comes last, and is left out if equivalences show that it gives the same numbers.
     """
     folder = Path("data/runs") / asked.name.experiment
     own = [one for one in published if one.name == asked.name]
@@ -471,7 +468,7 @@ def _claims(name: RunName, params: Params) -> list[dict[str, Any]]:
     }
     return [
         {"claim": one.claim.id, "verdict": str(one.verdict.status), "look": needed.get(one.claim.id)}
-        for one in priorities.judgements_about(name, standing.judgements, printed)
+        for one in priorities.judgements_about(name, standing, printed)
     ]
 
 

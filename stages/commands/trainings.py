@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
@@ -25,7 +26,7 @@ from stages.params.experiment import Params, ParamsError, PlannedRun, Rate, desc
 from stages.params.schema import nearest
 from stages.priorities import PROFILE, Proposal, propose
 from stages.runs.store import write_atomically
-from stages.scheduling.display import ProgressDisplay
+from stages.scheduling.display import progress_display
 from stages.scheduling.engine.groups import Group, form_groups
 from stages.scheduling.planning import (
     Planned,
@@ -40,7 +41,7 @@ from stages.scheduling.planning import (
     what_counts,
 )
 from stages.scheduling.runner import Outcomes, find_experiment, keyed_runs, read_packed, slot_devices, train_together
-from stages.verdicts.power import in_percent
+from stages.verdicts.power import format_chance
 
 PREFIXES = {1e21: "Z", 1e18: "E", 1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
 PRINTED, IN_TF32 = "paper", "paper-tf32"
@@ -52,7 +53,7 @@ def plan(options: argparse.Namespace) -> Answer:
     names = options.experiments or list(params.experiments)
     papers = {name: find_experiment(params, name).paper for name in names}
     counts, outcomes = FlopCounts(), Outcomes()
-    costs = plan_costs(params, params.profile, names, counts.count)
+    planned = {name: plan_costs(params, profile, names, counts.count) for name, profile in params.profiles.items()}
     experiments = [
         {
             "experiment": name,
@@ -60,12 +61,11 @@ def plan(options: argparse.Namespace) -> Answer:
             **_told(cost, params.rates),
             **_in_store(name, params, outcomes),
         }
-        for name, cost in costs.items()
+        for name, cost in planned[params.profile_name].items()
     ]
     measured = _measure(names, params, options.device, counts, outcomes) if options.measure else None
     profiles, totals = [], {}
-    for profile_name, profile in params.profiles.items():
-        costs = plan_costs(params, profile, names, counts.count)
+    for profile_name, costs in planned.items():
         for paper in dict.fromkeys(papers.values()):
             of_paper = add_up((cost for name, cost in costs.items() if papers[name] == paper), params.rates)
             profiles.append({"profile": profile_name, "paper": paper, **_told(of_paper, params.rates)})
@@ -291,13 +291,13 @@ def run(options: argparse.Namespace) -> Answer:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
     counts = FlopCounts()
     out = sys.stderr if options.json else sys.stdout  # nothing but the document goes to standard output
-    with redirect_stdout(out), stop_on_signals() as stop, ProgressDisplay(out) as display:
+    with redirect_stdout(out), stop_on_signals() as stop, progress_display(out) as report:
         missing, left = train_together(
             dict.fromkeys(names),
             params,
             data=Path("data"),
             devices=slot_devices(options.device, params, options.engine),
-            report=display.report,
+            report=report,
             stop=stop,
             engine=options.engine,
             order=longest_first(params, options.device, counts.count),
@@ -338,7 +338,7 @@ def next_trainings(options: argparse.Namespace) -> Answer:
     reached = {prospects[name].look.claim.id for step in steps for name in step.completed}
     waiting = {name for name, runs in lacking.items() if not runs}
     first = {one.look.claim.id: name for name, one in reversed(list(prospects.items())) if name not in waiting}
-    costs = [sum(seconds[run] for run in lacking[name]) for claim, name in first.items() if claim not in reached]
+    costs = [math.fsum(seconds[run] for run in lacking[name]) for claim, name in first.items() if claim not in reached]
     spent, documented = sum(step.seconds for step in steps), []
     for step in steps:
         last = {prospects[name].look.claim.id: prospects[name] for name in step.completed}  # analysis of each claim
@@ -384,13 +384,13 @@ def _train(proposal: Proposal, params: Params, options: argparse.Namespace) -> b
     def place(runs: Sequence[PlannedRun], together: int) -> float:
         return min(places.get(run.name, len(places)) for run in runs)
 
-    with stop_on_signals() as stop, ProgressDisplay(sys.stderr if options.json else sys.stdout) as display:
+    with stop_on_signals() as stop, progress_display(sys.stderr if options.json else sys.stdout) as report:
         _, left = train_together(
             chosen,
             params,
             data=Path("data"),
             devices=slot_devices(os.environ.get("CLAIMCHECK_DEVICE", "auto"), params, options.engine),
-            report=display.report,
+            report=report,
             stop=stop,
             engine=options.engine,
             order=place,
@@ -445,9 +445,9 @@ def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableTyp
         [
             one["claim"],
             f"at {one['look']}, final" if one["look"] == one["planned"] else f"at {one['look']} of {one['planned']}",
-            in_percent(one["chance"]),
+            format_chance(one["chance"]),
             two_digits(one["weight"]),
-            *("" if (chance := (one["power"] or {}).get(name)) is None else in_percent(chance) for name in _CHANCES),
+            *("" if (chance := (one["power"] or {}).get(name)) is None else format_chance(chance) for name in _CHANCES),
         ]
         for one in claims
     ]

@@ -20,7 +20,7 @@ import torch
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.datasets.packed import PackedInfo, read_info
 from stages.evaluation.cost import Latency, Stopwatch
-from stages.evaluation.flops import FlopCounts, Kept, digest_of
+from stages.evaluation.flops import FlopCounts, MeasurementCache, digest_of
 from stages.evaluation.scores import Observer, cut_info, cut_rows, score
 from stages.params.experiment import LatencySpec, ProfileParams
 from stages.run import ModelSpec, RunSpec
@@ -73,21 +73,21 @@ def evaluate_experiment(
             runs.append(TrainedRun(run, data / "runs" / name / run.run_key, info))
         except EvaluationError as error:
             found.faults[f"{run.arm}.{run.replicate}"] = str(error)
-    bench = _Bench(run_list, packed, info, device, code_of, anew=anew)
-    latencies = bench.evaluate(runs, profile.latency, found)
+    evaluator = _Evaluator(run_list, packed, info, device, code_of, anew=anew)
+    latencies = evaluator.evaluate(runs, profile.latency, found)
     found.costs.extend(run.cost_line(name, latencies.get(run.label)) for run in runs if run.label not in found.faults)
     return found
 
 
-class _Bench:
-    """Evaluation in progress: the test data, the caches and their keys, the current network."""
+class _Evaluator:
+    """Evaluates runs on the test data, and caches measurements."""
 
     def __init__(
         self, run_list: RunList, packed: Path, info: PackedInfo, device: str, code_of: CodeOf, *, anew: bool
     ) -> None:
         self.run_list, self.packed, self.info, self.device, self.anew = run_list, packed, info, device, anew
         self.code_of, self.counts = code_of, FlopCounts()
-        self.kept, self.kept_times = Kept("evaluated"), Kept("timed")
+        self.kept, self.times = MeasurementCache("evaluated"), MeasurementCache("timed")
         self.equivalences = read_equivalences(packed.parent.parent.parent)
         self.environment = describe_environment(torch.device(device)) | describe_variables()
 
@@ -116,8 +116,8 @@ class _Bench:
         for run in runs:
             if run.has_network:
                 timed.setdefault(run.run.arm, run)
-        timed_key = self._stands_on(list(timed.values()), asdict(spec))
-        latencies = {} if self.anew else _read_times(self.kept_times.read(self.run_list.experiment, timed_key))
+        timed_key = self._cache_key(list(timed.values()), asdict(spec))
+        latencies = {} if self.anew else _read_times(self.times.read(self.run_list.experiment, timed_key))
         watch = (
             None
             if latencies or not timed
@@ -132,7 +132,7 @@ class _Bench:
             )
         )
         for run in runs:
-            with _held_up_alone(run, found):
+            with _isolate_failure(run, found):
                 line, is_kept = self._line(run, watch if timed.get(run.run.arm) is run else None)
                 found.results.append(line)
                 found.kept.extend([run.label] * is_kept)
@@ -141,20 +141,20 @@ class _Bench:
             return latencies
         for _ in range(1, watch.rounds):
             for run in [run for run in timed.values() if run.label not in found.faults]:
-                with _held_up_alone(run, found):
+                with _isolate_failure(run, found):
                     watch.time(run.label, run.load(self.device).network)
         latencies = watch.latencies()
         if len(latencies) == len(timed) and not self._ran_other_code(list(timed.values())):
             times = {label: asdict(latency) for label, latency in latencies.items()}
-            self.kept_times.write(self.run_list.experiment, timed_key, times)
+            self.times.write(self.run_list.experiment, timed_key, times)
         return latencies
 
     def _line(self, run: TrainedRun, watch: Stopwatch | None) -> tuple[ResultLine, bool]:
         """Return the run's result line, and whether its numbers were measured earlier."""
         if not self.equivalences.today(run.spec, run.result["environment"]):
             self._refuse_other_code(changed_modules(run.spec))
-        stands_on = self._stands_on([run])
-        kept = None if self.anew or not run.has_network else _read_measured(self.kept.read(run.run.run_key, stands_on))
+        key = self._cache_key([run])
+        kept = None if self.anew or not run.has_network else _read_measured(self.kept.read(run.run.run_key, key))
         if kept is not None and find_contradictions(run.result_line(self.run_list, kept)):
             kept = None
         measured = kept or MeasuredRun()
@@ -181,7 +181,7 @@ class _Bench:
                 f"`dvc repro -f train@{self.run_list.experiment}` trains it again"
             )
         if kept is None and run.has_network and not self._ran_other_code([run]):
-            self.kept.write(run.run.run_key, stands_on, asdict(measured))
+            self.kept.write(run.run.run_key, key, asdict(measured))
         return line, kept is not None
 
     def _refuse_other_code(self, modules: Sequence[str]) -> None:
@@ -191,7 +191,7 @@ class _Bench:
                 f"run `dvc repro train@{self.run_list.experiment}` first"
             )
 
-    def _stands_on(self, runs: Sequence[TrainedRun], settings: Mapping[str, Any] | None = None) -> str:
+    def _cache_key(self, runs: Sequence[TrainedRun], settings: Mapping[str, Any] | None = None) -> str:
         """Return a digest of everything that a measurement depends on: outcomes, data, code, machine, settings."""
         outcomes = [[run.label if settings else "", run.digest, dict(self.code_of(run.planned.model))] for run in runs]
         return digest_of([outcomes, self.data, self.environment, dict(settings or {})])
@@ -202,7 +202,7 @@ class _Bench:
 
 
 @contextmanager
-def _held_up_alone(run: TrainedRun, found: Evaluation) -> Iterator[None]:
+def _isolate_failure(run: TrainedRun, found: Evaluation) -> Iterator[None]:
     """Attribute a fault in this block to this run only: record it, drop the run's line, continue with the others."""
     try:
         yield
@@ -215,12 +215,8 @@ def _held_up_alone(run: TrainedRun, found: Evaluation) -> Iterator[None]:
 def _read_measured(kept: Any) -> MeasuredRun | None:
     """Restore the measurement exactly: whole numbers stay whole, so that the line is byte-identical."""
     try:
-        return (
-            None
-            if kept is None
-            else MeasuredRun(**kept | {"metrics": tuple(Measurement(**m) for m in kept["metrics"])})
-        )
-    except (KeyError, TypeError):
+        return MeasuredRun(**kept | {"metrics": tuple(Measurement(**m) for m in kept["metrics"])})
+    except (KeyError, TypeError):  # nothing is cached, or other fields
         return None
 
 

@@ -75,7 +75,7 @@ def digest_of(parts: Any) -> str:
     return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
 
 
-class Kept:
+class MeasurementCache:
     """Cache with one file per name: the newest measurement, its dependencies' digest, and a digest over both."""
 
     def __init__(self, kind: str, root: Path | None = None) -> None:

@@ -1,8 +1,7 @@
-"""Trains the given jobs with the code found first on the path, and records every step: one side of a comparison.
+"""Trains the given jobs with one revision's code and records every step, for `stages.proving.show` to compare.
 
-`python -P driver.py <job.json>`, in a separate process whose `PYTHONPATH` names the tree to run.  That may be another
-tree than the driver's, so it imports only what every tree has: `stages.worker` and `stages.run`, and what computes a
-fingerprint.  A tree with its own driver is run by that one.
+`python -P driver.py <job.json>` runs in a process of its own, whose `PYTHONPATH` names the tree to run.  Each tree is
+run by its own driver.  Only trees that are older than the first driver are run by a newer one.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import json
 import sys
 import traceback
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,15 @@ import stages
 
 
 def fingerprint(kind: str, model: str, optimizer: str) -> dict[str, str] | None:
-    """Fingerprint of a training in this tree; None if it has no such model."""
+    """Return the fingerprint of a training in this tree; None if it has no such model."""
     try:
-        own = importlib.import_module("stages.runs.fingerprint")
-    except ModuleNotFoundError:  # a tree of before November 2026
-        own = importlib.import_module("stages.fingerprint")
-    find = getattr(own, "training_code", None) or importlib.import_module("stages.runner")._code
-    try:
-        return dict(find(kind, model, optimizer))
+        return dict(importlib.import_module("stages.runs.fingerprint").training_code(kind, model, optimizer))
     except ModuleNotFoundError:
         return None
 
 
 class Trace:
-    """Every step of a training: its scores so far, and a checksum of each tensor that an optimiser changed."""
+    """The steps of a training: for each, its scores so far and a checksum of each tensor that an optimiser changed."""
 
     def __init__(self) -> None:
         self.scores: list[dict[str, str]] = []
@@ -58,7 +52,7 @@ class Trace:
         self._open |= {names[id(one)]: zlib.crc32(to_bytes(one)) for one in parameters}
 
     def state(self) -> dict[str, str]:
-        """sha256 of each tensor or number that the optimisers hold at the end."""
+        """Return the sha256 of each tensor or number that the optimisers hold at the end."""
         return {
             f"{index}.{name}": hashlib.sha256(content).hexdigest()
             for index, (optimizer, _) in enumerate(self._optimizers.values(), start=1)
@@ -67,7 +61,7 @@ class Trace:
 
 
 def name_tensors(parameters: list[Any]) -> dict[int, str]:
-    """The parameters' names in the largest network that holds them."""
+    """Return the parameters' names in the largest network that holds them, by the parameters' ids."""
     torch = importlib.import_module("torch")
     wanted = {id(one) for one in parameters}
     names: dict[int, str] = {}
@@ -98,59 +92,44 @@ def flatten(value: Any, name: str = "") -> Iterator[tuple[str, bytes]]:
 
 
 def train(training: dict[str, Any], store: Path) -> dict[str, Any]:
-    """The result of `stages.worker` for the training's specs, step by step and at the end."""
+    """Train the specs with `stages.worker`; return every step, and the state at the end."""
     worker = importlib.import_module("stages.worker")
     spec_class = importlib.import_module("stages.run").RunSpec
     hooks = importlib.import_module("torch.optim.optimizer")
     trace = Trace()
-    publishes = not hasattr(worker, "Trained")  # a tree of before 25 November 2026
-    place = {"store": store} if publishes else {}
     jobs = [
-        worker.Job(spec=spec_class.from_dict(spec), data=Path(training["data"]), device="cpu", **place)
+        worker.Job(spec=spec_class.from_dict(spec), data=Path(training["data"]), device="cpu")
         for spec in training["specs"]
     ]
-    scratch = [] if publishes else [importlib.import_module("stages.runs.store").FolderScratch(store / "work")]
+    scratch = importlib.import_module("stages.runs.store").FolderScratch(store / "work")
     hook = hooks.register_optimizer_step_post_hook(trace.stepped)
     try:
         if training["is_stacked"]:
-            trained = worker.train_stack(jobs, *scratch, progress=trace.progress)
+            trained = worker.train_stack(jobs, scratch, progress=trace.progress)
         else:
-            trained = worker.train_run(jobs[0], *scratch, progress=trace.progress)
+            trained = worker.train_run(jobs[0], scratch, progress=trace.progress)
     finally:
         hook.remove()
     return {
         "scores": trace.scores,
         "tensors": trace.tensors,
         "optimizer": trace.state(),
-        "outcomes": [describe_outcome(folder) for folder in _folders(trained, store)],
+        "outcomes": [describe_outcome(files) for files in trained.outcomes.values()],
     }
 
 
-def _folders(trained: Any, store: Path) -> list[Path]:
-    """Folders of the outcomes that a worker published, or returned as the contents of files by name."""
-    if not hasattr(trained, "outcomes"):
-        return trained if isinstance(trained, list) else [trained]
-    for run_key, files in trained.outcomes.items():
-        (store / run_key).mkdir(parents=True)
-        for name, content in files.items():
-            (store / run_key / name).write_bytes(content)
-    return [store / run_key for run_key in trained.outcomes]
-
-
-def describe_outcome(folder: Path) -> dict[str, Any]:
-    """History, status and the digest of each tensor of a published outcome."""
-    result = json.loads((folder / "result.json").read_bytes())
-    weights = folder / "weights.safetensors"
+def describe_outcome(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return history, status, environment and the digest of each tensor of an outcome, given as contents by name."""
+    result = json.loads(files["result.json"])
     tensors: dict[str, str] = {}
-    if weights.is_file():
-        load: Callable[..., dict[str, Any]] = importlib.import_module("safetensors.numpy").load_file
-        for name, array in sorted(load(weights).items()):
+    if weights := files.get("weights.safetensors"):
+        for name, array in sorted(importlib.import_module("safetensors.numpy").load(weights).items()):
             head = f"{array.dtype} {array.shape} ".encode()
             tensors[name] = hashlib.sha256(head + array.tobytes()).hexdigest()
     return {
         "status": result["status"],
         "divergence": result["divergence"],
-        "history": [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()],
+        "history": [json.loads(line) for line in files["history.jsonl"].splitlines()],
         "weights": tensors,
         "environment": result["environment"],
     }
@@ -185,14 +164,14 @@ if __name__ == "__main__":
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """Describe where two trainings differ, the first step first; nothing if they are identical bit by bit."""
+    """Describe where two trainings differ, earliest step first; nothing if they are identical bit by bit."""
     scores, tensors = (list(zip(before[name], after[name], strict=False)) for name in ("scores", "tensors"))
     for number in range(max(len(scores), len(tensors))):
         found = []
         if number < len(tensors):
-            found += [f"tensor {name}" for name in parted(*tensors[number])[:1]]
+            found += [f"tensor {name}" for name in differing(*tensors[number])[:1]]
         if number < len(scores):
-            for name in parted(*scores[number])[:1]:
+            for name in differing(*scores[number])[:1]:
                 values = [float.fromhex(side[name]) if name in side else None for side in scores[number]]
                 found.append(f"its {name} so far {values[0]!r} -> {values[1]!r}")
         if found:
@@ -200,17 +179,17 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator
     for name in ("scores", "tensors"):
         if len(before[name]) != len(after[name]):
             yield f"it took {len(before[name])} steps with the older code, {len(after[name])} with the newer"
-    for name in parted(before["optimizer"], after["optimizer"]):
+    for name in differing(before["optimizer"], after["optimizer"]):
         yield f"after the last step: the optimiser's {name}"
     for number, (old, new) in enumerate(zip(before["outcomes"], after["outcomes"], strict=True), start=1):
         which = f" of network {number}" if len(before["outcomes"]) > 1 else ""
-        for name in parted(old["weights"], new["weights"]):
+        for name in differing(old["weights"], new["weights"]):
             yield f"after the last step: tensor {name}{which}"
         for name in ("history", "status", "divergence"):
             if old[name] != new[name]:
                 yield f"after the last step: its {name}{which}, {old[name]} -> {new[name]}"
 
 
-def parted(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Names of the items that differ or are in only one of them, in the order of the first."""
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]

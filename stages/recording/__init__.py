@@ -1,4 +1,4 @@
-"""Write result lines, evidence, claims, findings and params to the database, in a fixed order, all or nothing.
+"""Writes result lines, evidence, claims, findings and params to the database, in a fixed order, all or nothing.
 
 The same files give the same rows.  A SQLite file is built next to the old one and replaces it by one rename; any other
 database is rebuilt in one transaction.
@@ -45,7 +45,7 @@ Row = TypeVar("Row", bound=tables.Base)
 Values = Iterator[tuple[Any, ...]]
 """Rows of plain values, in the order of the table's columns."""
 _NEEDED = "test_accuracy"
-"""The column from which all `ARM_METRICS` derive; curves without it are skipped."""
+"""The column from which all `ARM_METRICS` are computed; curves without it are skipped."""
 _SIZE = ("explanation", "estimate", "low", "high", "confidence", "margin", "n", "replicates_expected", "posterior")
 
 
@@ -106,8 +106,8 @@ class DatabaseBuilder:
         self.found = [dataclasses.replace(item, row=number) for number, item in enumerate(self.found, start=1)]
         self.papers = list(dict.fromkeys(experiment.paper for experiment in self.params.experiments.values()))
         judged = sources.judge(self.claims, self.params, self.found, findings=self.findings, deviations=self.deviations)
-        self.speaking, self.judgements, self.sentences = judged.speaking, judged.judgements, judged.sentences
-        self.by_lab = judged.by_lab
+        self.selected, self.judgements, self.sentences = judged.selected, judged.judgements, judged.sentences
+        self.by_lab, self.pooled = judged.by_lab, judged.pooled
         self.marks = {
             judgement.claim.id: self.registered.mark(
                 judgement.claim,
@@ -135,7 +135,7 @@ class DatabaseBuilder:
         if costs:
             session.execute(insert(tables.Cost), costs)
         for rows in (
-            arm_metric_rows(self.speaking),
+            arm_metric_rows(self.selected),
             (tables.Checkpoint(**columns) for columns in self.checkpoints),
             self._claims(),
             self._verdicts(),
@@ -221,18 +221,17 @@ class DatabaseBuilder:
         recorded = {found.paper: found for found in self.deviations}
         for position, paper in enumerate(self.papers):
             title, summary = _cite(paper)
-            found = recorded.get(paper)
-            question = found.question if found else None
+            found = recorded.get(paper, PaperDeviations(paper=paper, deviations={}))
             yield tables.Paper(
                 name=paper,
                 position=position,
                 title=title,
                 summary=summary,
-                repository=found.repository if found else None,
-                before_use=list(found.before_use) if found else [],
-                called=(found and found.called) or paper,
-                asks=question.asks if question else None,
-                answered_by=list(question.claims) if question else [],
+                repository=found.repository,
+                before_use=list(found.before_use),
+                called=found.called or paper,
+                asks=found.question.asks if found.question else None,
+                answered_by=list(found.question.claims) if found.question else [],
             )
         for position, (name, profile) in enumerate(self.params.profiles.items()):
             yield tables.ProfileRow(name=name, rank=position, data=profile.data)
@@ -265,14 +264,14 @@ class DatabaseBuilder:
 
     def _results(self) -> list[dict[str, Any]]:
         """Return the rows of results with their group's position, None for results that are no longer planned."""
-        speaking = {item.identity for item in self.speaking}
+        selected = {item.identity for item in self.selected}
         return [
             columns_of(tables.Result, line, line.data, item)
             | {
                 "id": item.row,
                 "machine_digest": line.machine_digest,
                 "source": item.source,
-                "is_selected": item.identity in speaking,
+                "is_selected": item.identity in selected,
                 "group_position": self.group_positions[sources.group_of(item)] if item.is_planned else None,
                 "conditions": item.conditions,
                 "data_digest": line.data.digest,
@@ -301,27 +300,21 @@ class DatabaseBuilder:
             digest = next((digest for digest in candidates if digest in self.weights), None)
             if not item.is_planned or digest is None:
                 continue
-            name = f"{line.experiment}.{line.arm}.{line.replicate}"
             rank = (-self.group_positions[sources.group_of(item)], *sources.precedence(item))
-            if name not in best or best[name][0] < rank:
-                best[name] = rank, item, digest
-        found = []
-        for position, (name, (_, item, digest)) in enumerate(best.items()):
-            release = item.release if digest != item.result.weights_sha256 else None
-            found.append(
-                {
-                    "id": name,
-                    "position": position,
-                    "experiment": item.result.experiment,
-                    "path": self.weights[digest].path,
-                    "sha256": digest,
-                    "size_bytes": self.weights[digest].size_bytes,
-                    "dtype": release.dtype if release else None,
-                    "accuracy": release.accuracy if release else None,
-                    "result_id": item.row,
-                }
-            )
-        return found
+            if line.name not in best or best[line.name][0] < rank:
+                best[line.name] = rank, item, digest
+        return [
+            columns_of(tables.Checkpoint, item.release if digest != item.result.weights_sha256 else None)
+            | vars(self.weights[digest])
+            | {
+                "id": name,
+                "position": position,
+                "experiment": item.result.experiment,
+                "sha256": digest,
+                "result_id": item.row,
+            }
+            for position, (name, (_, item, digest)) in enumerate(best.items())
+        ]
 
     def _claims(self) -> Iterator[tables.Base]:
         names = ("status", "computed", "explanation", "error")
@@ -373,6 +366,7 @@ class DatabaseBuilder:
                     for place, arm in enumerate(judgement.arms)
                 ],
                 labs=self.by_lab.get(claim.id, []),
+                pooled=self.pooled.get(claim.id),
                 rules=numbers,
                 digest=digest_verdict(claim, rules, judging),
                 seen_before_rule=seen_before_rule(claim.id, self.history) if judgement.basis == "results" else None,
@@ -488,7 +482,7 @@ def record(root: Path, database: str, *, evidence_only: bool = False) -> Summary
             partial.unlink(missing_ok=True)
     return Summary(
         results=len(found),
-        selected=len(rows.speaking),
+        selected=len(rows.selected),
         checkpoints=len(rows.checkpoints),
         claims=len(claims),
         findings=len(findings),

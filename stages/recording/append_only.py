@@ -1,4 +1,4 @@
-"""Compares the published record with git's history: what was once committed stays, or a retraction gives the reason.
+"""Compares the published record with git's history: a committed line stays, or a retraction says why it went.
 
 The record is every line of `data/evidence/**/*.jsonl`, `data/claims-history.jsonl` and `data/retractions.jsonl`, every
 registration, and every released model.
@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import TypeAdapter, ValidationError
-
 from stages.claims import read_claims
 from stages.claims.history import PATH as HISTORY
 from stages.claims.history import Reason, pending, read_history
 from stages.params.experiment import load_params
 from stages.run import STRICT, canonical_json
-from stages.runs.evidence import LABS, EvidenceError
+from stages.runs.evidence import LABS, EvidenceError, read_lines
 from stages.runs.revisions import GitError, read_objects, run_git
 from stages.runs.store import write_atomically
 
@@ -32,9 +30,9 @@ _NAMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Retraction:
-    """A reason why committed lines are gone, each named by sixteen digits of its sha256; the latest for a line counts.
+    """A reason why committed lines are gone; each is named by sixteen digits of its sha256, and its last one counts.
 
-    `same_numbers` promises that another line, here or excused without this promise, has the same run's numbers.
+    `same_numbers` promises that another line, present or retracted without this promise, has the same run's numbers.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -70,7 +68,7 @@ class Lost:
 
 
 def read_versions(root: Path) -> list[Version]:
-    """All committed contents of the record, oldest first; none if git has no history of this folder."""
+    """Read all committed contents of the record, oldest first; none if git has no history of this folder."""
     try:  # plumbing: a user's settings change what `git log` shows
         commits = run_git(root, "rev-list", "--reverse", "--topo-order", "--full-history", "HEAD", "--", *_RECORD)
         options = ("--stdin", "--root", "-m", "-r", "--raw", "--no-abbrev", "--no-renames", "-z")
@@ -98,7 +96,7 @@ def read_versions(root: Path) -> list[Version]:
 
 
 def _pieces(path: str, content: bytes) -> Iterable[bytes]:
-    """The parts of a file that stay: each line, or the whole of a registration; a model is named by evidence."""
+    """Return the parts of a file that must stay: each line, or a whole registration; evidence names the models."""
     if path.endswith(".jsonl"):
         return content.splitlines()
     return (content,) if path.startswith("data/registrations/") and path.endswith(".json") else ()
@@ -109,16 +107,11 @@ def digest_piece(piece: bytes) -> str:
 
 
 def read_retractions(root: Path) -> list[Retraction]:
-    """Read all retractions; none if there is no file."""
-    path, adapter = root / RETRACTIONS, TypeAdapter(Retraction)
-    try:
-        return [adapter.validate_json(line) for line in (path.read_bytes().splitlines() if path.is_file() else ())]
-    except ValidationError as error:
-        raise EvidenceError(f"{path}: {error.errors()[0]['msg']}") from None
+    return read_lines(root / RETRACTIONS, Retraction)
 
 
 def find_lost(root: Path, versions: Iterable[Version], *more: Retraction) -> list[Lost]:
-    """Everything that was committed (`read_versions`) and is neither here nor excused; `more` retractions come last."""
+    """Find all committed parts (`read_versions`) that are neither here nor retracted; `more` retractions come last."""
     last: dict[tuple[str, bytes], str] = {
         (version.path, piece): version.commit
         for version in versions
@@ -144,7 +137,7 @@ def find_lost(root: Path, versions: Iterable[Version], *more: Retraction) -> lis
 
 
 def _numbers(piece: bytes) -> str | None:
-    """The run of a result line with all that was measured of its model; None if the piece is no result line."""
+    """Return the run of a result line and everything measured of its model; None if the piece is no result line."""
     try:
         line = json.loads(piece)["result"]
         metrics = [[row["metric"], row["split"], row["value"], row.get("n")] for row in line["metrics"]]
@@ -155,23 +148,22 @@ def _numbers(piece: bytes) -> str | None:
 
 
 def _name(piece: bytes) -> str:
-    """The piece as a person finds it."""
+    """Name the piece for a reader."""
     try:
         content = json.loads(piece)
         line = content.get("result", content)
-        return (
-            " ".join(str(line[name]) for name in ("experiment", "arm", "replicate"))
-            if "arm" in line
-            else (f"{str(line.get('name') or line.get('claims') or line.get('before'))[:40]} ({digest_piece(piece)})")
-        )
+        if "arm" in line:
+            return " ".join(str(line[name]) for name in ("experiment", "arm", "replicate"))
+        return f"{str(line.get('name') or line.get('claims') or line.get('before'))[:40]} ({digest_piece(piece)})"
     except (ValueError, AttributeError):
         return f"a line ({digest_piece(piece)})"
 
 
 def row_faults(root: Path, versions: Iterable[Version]) -> list[str]:
-    """Claims and rules that changed without a line in their history, and lines of it that git contradicts.
+    """Describe claims and rules that changed without a line in their history, and lines of it that git contradicts.
 
-    The lines with which the history began tell of earlier changes, so evidence before them says nothing.
+    The history's first lines were written after the changes that they record, so evidence committed before them
+    contradicts none of them.
     """
     claims, rules = read_claims(root / "data" / "claims.csv"), load_params(root).verdicts
     path, history = root / HISTORY, read_history(root / HISTORY)
@@ -202,7 +194,7 @@ def row_faults(root: Path, versions: Iterable[Version]) -> list[str]:
 
 
 def experiments_in(path: str, content: bytes) -> set[str]:
-    """The experiments that a file of evidence is about: its name's, or those of a lab's lines."""
+    """Return the experiments of an evidence file: the one in its name, or those of a lab's lines."""
     if Path(path).parent.name != LABS:
         return {Path(path).stem}
     pieces = content.splitlines() if path.endswith(".jsonl") else ()
@@ -216,7 +208,7 @@ def describe_lost(lost: list[Lost]) -> str:
 
 
 def retract(root: Path, versions: Iterable[Version], *, date: str, why: str) -> int:
-    """Append a retraction of everything that `find_lost` finds; returns how many lines it names."""
+    """Append a retraction of everything that `find_lost` finds; return how many lines it names."""
     digests = tuple(sorted({one.digest for one in find_lost(root, versions) if one.path != str(RETRACTIONS)}))
     if digests:
         promise = Retraction(date=date, why=why, lines=digests, same_numbers=True)
@@ -229,10 +221,10 @@ def retract(root: Path, versions: Iterable[Version], *, date: str, why: str) -> 
 
 
 def digest_history(versions: Iterable[Version]) -> str:
-    """Merkle root over all committed contents of the record: equal roots mean equal records and equal histories.
+    """Return the Merkle root over all committed contents of the record; equal roots mean equal records and histories.
 
-    It is empty if there are none, and means nothing in a shallow clone, which lacks some.  The leaves are sorted,
-    because commits name their parents and git promises no order of branches.
+    It is empty if there are none, and meaningless in a shallow clone, which lacks some.  The leaves are sorted, because
+    commits name their parents and git promises no order of branches.
     """
     level = sorted(
         hashlib.sha256(f"{one.commit} {one.path} ".encode() + hashlib.sha256(one.content).digest()).digest()

@@ -1,4 +1,4 @@
-"""Write comparisons and verdicts: one Markdown and one CSV file per experiment, and `docs/results.md`.
+"""Writes comparisons and verdicts: one Markdown and one CSV file per experiment, and `docs/results.md`.
 
 CSV has every column, as fractions and units; Markdown is a summary with percentages.
 """
@@ -28,7 +28,7 @@ from stages.results import (
 from stages.runs.store import write_atomically
 
 NONE = "–"
-MANY, BEST = 20, 3  # a table of more models shows the best of each role alone
+MANY, BEST = 20, 3  # a table of more than MANY models shows only the BEST of each role
 DOCS_HEAD = """# Results
 
 `make report` writes this page from the published evidence (`data/evidence/`). Each table uses the metric that its paper
@@ -65,7 +65,7 @@ def write_docs(root: Path, path: Path) -> Path:
 
 
 def results_page(database: str) -> str:
-    """`docs/results.md` of `database`."""
+    """Return `docs/results.md` of `database`."""
     with open_results(database)() as session:
         comparisons = compare(session)
         judged = [row for row in list_judged(session, ClaimFilter()) if row.verdict.basis == "results"]
@@ -81,7 +81,7 @@ def results_page(database: str) -> str:
 
 
 def badges(counts: Sequence[Tally]) -> str:
-    """One line per paper: the results of the claims that can be decided."""
+    """Return a table with one line per paper and kind of decision, of the claims that can be decided."""
     lines = [
         "| paper | decided | can be decided | in favour | against | open | not run yet |",
         "|---|---|--:|--:|--:|--:|--:|",
@@ -94,13 +94,13 @@ def badges(counts: Sequence[Tally]) -> str:
 
 
 def by_ground(tally: Tally) -> list[tuple[str, Counts]]:
-    """Counts apart for what trained models decide, what is computed, and facts of data; only those that a paper has."""
+    """Return separate counts of claims decided by training, by computing, and by facts of data, without empty ones."""
     parts = [("by training", tally.trained), ("by computing", tally.computed), ("facts of data", tally.data)]
     return [(name, part) for name, part in parts if part.decidable]
 
 
 def shared_errors(counts: Sequence[Tally]) -> list[str]:
-    """A sentence for each error that occurs at several places."""
+    """Return a sentence for each error that occurs at several places."""
     return [
         f"{row.paper}: one error at {places} places, {error}, counts once above."
         for row in counts
@@ -109,7 +109,7 @@ def shared_errors(counts: Sequence[Tally]) -> list[str]:
 
 
 def verdict_table(paper: str, judged: Sequence[JudgedClaim], families: Sequence[Family]) -> str:
-    """One row per claim of one paper, and the sentences of its tables."""
+    """Return one row per claim of one paper, and the sentences about its tables."""
     lines = [f"## Verdicts: {paper}", ""]
     if sentences := [f"- `{family.name}`: {family.text}" for family in families if family.paper == paper]:
         lines += [*sentences, ""]
@@ -125,15 +125,16 @@ def verdict_table(paper: str, judged: Sequence[JudgedClaim], families: Sequence[
 
 
 def as_markdown(comparison: ExperimentComparison) -> str:
-    """The heading, label and table of one experiment: those with a result, or the best of many."""
+    """Return heading, label and table of one experiment, with the models that have a result, or the best of many."""
     arms = [arm for arm in comparison.arms if arm.ours] or comparison.arms
     if is_long := len(arms) > MANY:
         ranked = sorted(arms, key=lambda arm: arm.rank_ours or len(comparison.arms))
         by_role = [[arm for arm in ranked if arm.role == role] for role in dict.fromkeys(arm.role for arm in arms)]
         arms = [arm for group in by_role for arm in group[:BEST]]
     unit = "%" if comparison.metric.unit == "fraction" else comparison.metric.unit
-    is_told = comparison.order.agrees is not None and not comparison.cut
-    order = f" The models finish in {'the paper’s' if comparison.order.agrees else 'another'} order." if is_told else ""
+    has_order = comparison.order.agrees is not None and not comparison.cut
+    words = "the paper’s" if comparison.order.agrees else "another"
+    order = f" The models finish in {words} order." if has_order else ""
     lines = [
         f"## {comparison.title}",
         "",
@@ -156,7 +157,7 @@ def as_markdown(comparison: ExperimentComparison) -> str:
 
 
 def in_unit(value: float | None, unit: str | None) -> str:
-    """The value for a reader: a fraction in percent, else four digits and the unit."""
+    """Format a value: a fraction in percent, any other with four digits and its unit."""
     if value is None:
         return NONE
     if unit == "fraction":
@@ -166,7 +167,7 @@ def in_unit(value: float | None, unit: str | None) -> str:
 
 
 def _with_error(value: float, stderr: float | None, unit: str | None) -> str:
-    """The value with one standard error after ±, if there is one."""
+    """Format a value, with one standard error after ± if there is one."""
     shown = in_unit(value, unit)
     if stderr is None:
         return shown
@@ -174,12 +175,12 @@ def _with_error(value: float, stderr: float | None, unit: str | None) -> str:
 
 
 def _points(value: float, unit: str | None) -> str:
-    """A difference with its sign."""
+    """Format a difference with its sign."""
     return f"{100 * value:+.2f} pp" if unit == "fraction" else f"{value:+.4g}"
 
 
 def _gains(comparison: ExperimentComparison) -> list[str]:
-    """Differences between two models that the paper prints, with ours."""
+    """Return a sentence for each difference between two models that the paper prints, with ours."""
     titles = {arm.arm: arm.title for arm in comparison.arms}
     lines = []
     for arm in comparison.arms:

@@ -8,6 +8,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,16 +16,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from stages.claims import (
     ClaimLine,
+    Facts,
     JudgedTable,
     Judgement,
     PaperDeviations,
     gather,
     judge_claims,
+    judge_labs,
     place_claims,
     read_claims,
     read_deviations,
 )
-from stages.claims.schema import FAULT
+from stages.claims.lines import FAULT
 from stages.claims.trials import ResultGroup
 from stages.faults import Mistake
 from stages.papers.finding import Finding
@@ -38,7 +41,16 @@ from stages.runs.consistency import (
     find_release_contradictions,
 )
 from stages.runs.equivalence import Equivalences, read_equivalences
-from stages.runs.evidence import LABS, CostLine, EvidenceLine, ResultLine, Trial, evidence_files, read_lines
+from stages.runs.evidence import (
+    LABS,
+    CostLine,
+    EvidenceError,
+    EvidenceLine,
+    ResultLine,
+    Trial,
+    evidence_files,
+    read_lines,
+)
 from stages.runs.fingerprint import changed_modules
 
 PLAN_CHANGED = "PLAN CHANGED: "
@@ -58,25 +70,18 @@ class FindingLine(Finding):
 
 
 def read_findings(path: Path, claims: Sequence[ClaimLine], *, are_all: bool = True) -> dict[str, FindingLine]:
-    """Findings by claim; none if `analyse` has not run.  `are_all`: no row of a claim was left out."""
-    adapter, known = TypeAdapter(FindingLine), {claim.id for claim in claims}
-    findings: dict[str, FindingLine] = {}
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    for number, line in enumerate(lines, start=1):
-        try:
-            finding = adapter.validate_json(line)
-        except ValidationError as error:
-            raise RecordError(
-                f"{path}, line {number}: {error.errors()[0]['msg']}; run `python -m stages.analyse`"
-            ) from None
-        if finding.claim not in known and are_all:
-            raise RecordError(f"{path}, line {number}: no claim {finding.claim} in data/claims.csv")
-        findings[finding.claim] = finding
+    """Read the findings by claim; none if `analyse` has not run.  `are_all`: no claim was left out."""
+    try:
+        findings = {finding.claim: finding for finding in read_lines(path, FindingLine)}
+    except EvidenceError as error:
+        raise RecordError(f"{error}; run `python -m stages.analyse`") from None
+    if are_all and (unknown := findings.keys() - {claim.id for claim in claims}):
+        raise RecordError(f"{path}: no claim {min(unknown)} in data/claims.csv")
     return findings
 
 
 def read_hours(path: Path) -> dict[str, dict[str, float]]:
-    """The hours of one training of each `<experiment>.<arm>`, by device; none if `analyse` has not run."""
+    """Read the hours of one training of each `<experiment>.<arm>`, by device; none if `analyse` has not run."""
     if not path.is_file():
         return {}
     try:
@@ -86,13 +91,15 @@ def read_hours(path: Path) -> dict[str, dict[str, float]]:
 
 
 def find_results(
-    root: Path, params: Params, *, evidence_only: bool = False, offered: Path | None = None
+    root: Path, params: Params, *, evidence_only: bool = False, offered: Path | None = None, rivals_only: bool = False
 ) -> tuple[list[Trial], list[str]]:
-    """Every result below `data/evidence` and `data/results`, in the order of the params files, evidence first.
+    """Find every result below `data/evidence` and `data/results`, in the order of the params files, evidence first.
 
-    `offered`: a lab's file, read instead of the one with the same name that was accepted earlier.
+    `offered` is a lab's file that is read instead of the one with the same name that was accepted earlier.
     A local result that was published appears once, as evidence.  Results of a profile that params.yaml doesn't have
-    are left out, since their strength is unknown.  The notes, also returned, say how many.
+    are left out, because their strength is unknown.  The notes, also returned, say how many.
+    `rivals_only`: compare code only if results of one replicate compete in `select`.  That is all that judging needs,
+    and much faster; no note is made on equivalences.
     """
     left_out: Counter[tuple[Path, str]] = Counter()
     found: dict[tuple[str, str, str, str, int], Trial] = {}
@@ -112,7 +119,7 @@ def find_results(
             continue
         found[item.identity] = item
     equivalences = read_equivalences(root)
-    marked = _mark(found.values(), params, equivalences)
+    marked = _mark([*found.values()], params, equivalences, rivals_only)
     positions = {name: position for position, name in enumerate(params.experiments)}
     arms = {name: list(experiment.arms) for name, experiment in params.experiments.items()}
 
@@ -126,49 +133,57 @@ def find_results(
         f"{PLAN_CHANGED}{file}: params/ plans another protocol or other seeds than {count} of its results have; take "
         "params/ from git again, or retract them with the reason (claimcheck audit --retract)"
         for file, count in departed.items()
-    ] + [
+    ]
+    notes += [
         f"{'' if file.parent.name == 'results' else PLAN_CHANGED}{file}: {count} results of the profile {profile!r} "
         f"left out: params.yaml has no such profile; known: {', '.join(params.profiles)}"
         for (file, profile), count in left_out.items()
     ]
     canaries = compare_canaries(item.result for item in marked)
-    return sorted(marked, key=order), [*canaries, *notes, *equivalences.loose_ends()]
+    return sorted(marked, key=order), [*canaries, *notes, *(() if rivals_only else equivalences.loose_ends())]
 
 
-def _mark(found: Iterable[Trial], params: Params, equivalences: Equivalences) -> list[Trial]:
-    """The results, each marked with what has changed since: its arm's model or own protocol fields, its code."""
+def _mark(found: Sequence[Trial], params: Params, equivalences: Equivalences, rivals_only: bool) -> list[Trial]:
+    """Mark each result with what has changed since: its arm's model or own protocol fields, and its code."""
+
+    @cache
+    def plans_of(name: str, profile: str) -> dict[str, dict[str, Any]]:
+        """Return the model, protocol and replicates that the params currently give each arm."""
+        plans: dict[str, dict[str, Any]] = {}
+        experiment = params.experiments[name]
+        source = params.datasets[experiment.dataset]
+        for run in plan_runs(experiment, params.profiles[profile], source, every_role=True):
+            spec = run.spec.to_dict()
+            arm = plans.setdefault(run.name.arm, {**spec, "replicates": {}})
+            arm["replicates"][run.name.replicate] = spec["replicate"]
+        return plans
+
+    cells = [(line.experiment, line.profile, line.arm, line.replicate) for line in (item.result for item in found)]
+    rivals = Counter(cells)
     changes: dict[str, tuple[str, ...]] = {}
-    planned: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     marked = []
-    for item in found:
-        spec, experiment = item.result.spec, params.experiments[item.result.experiment]
+    for item, cell in zip(found, cells, strict=True):
+        line, spec, experiment = item.result, item.result.spec, params.experiments[item.result.experiment]
         code = canonical_json([spec["code"], spec["model"], spec["protocol"]])
-        if code not in changes:
-            changes[code] = tuple(changed_modules(spec))
-        changed = changes[code]
-        lines = equivalences.today(spec, item.result.environment) if changed else ()
-        asked = experiment.name, item.result.profile
-        if asked not in planned:  # model, protocol and replicates that the params currently give each arm
-            planned[asked] = {}
-            source, profile = params.datasets[experiment.dataset], params.profiles[item.result.profile]
-            for run in plan_runs(experiment, profile, source, every_role=True):
-                plan = run.spec.to_dict()
-                held = planned[asked].setdefault(run.name.arm, {**plan, "replicates": {}})
-                held["replicates"][run.name.replicate] = plan["replicate"]
-        today = planned[asked][item.result.arm]
-        seeded = [today["replicates"].get(item.result.replicate, {})]
-        if item.lab and seeded[0]:
-            seeded.append({**seeded[0], "seed": lab_seeds(item.lab, [seeded[0]["seed"]])[0]})
-        is_planned = spec["model"] == today["model"] and all(
-            spec["protocol"].get(field) == today["protocol"].get(field) for field in experiment.varied
-        )
+        changed: tuple[str, ...] = ()
+        if rivals[cell] > 1 or not rivals_only:
+            if code not in changes:
+                changes[code] = tuple(changed_modules(spec))
+            changed = changes[code]
+        lines = equivalences.today(spec, line.environment) if changed else ()
+        plan = plans_of(line.experiment, line.profile)[line.arm]
+        replicate = plan["replicates"].get(line.replicate, {})
+        replicates = [replicate]
+        if item.lab and replicate:
+            replicates.append({**replicate, "seed": lab_seeds(item.lab, [replicate["seed"]])[0]})
+        own = [spec["protocol"].get(field) == plan["protocol"].get(field) for field in experiment.varied]
+        is_planned = spec["model"] == plan["model"] and all(own)
+        has_protocol = _DEFAULTS | spec["protocol"] == _DEFAULTS | plan["protocol"]
         marked.append(
             dataclasses.replace(
                 item,
                 is_planned=is_planned,
-                follows_plan=is_planned
-                and _DEFAULTS | spec["protocol"] == _DEFAULTS | today["protocol"]
-                and spec.get("replicate") in seeded,
+                follows_plan=is_planned and has_protocol and spec.get("replicate") in replicates,
                 varied=experiment.varied,
                 changed_code=() if lines else changed,
                 equivalences=lines or (),
@@ -184,11 +199,11 @@ _DEFAULTS: dict[str, Any] = RunSpec(
     replicate=Replicate(seed=0),
     code={},
 ).to_dict()["protocol"]
-"""The default values of a protocol: an older spec lacks fields that were added since."""
+"""Default values of a protocol, because an older spec lacks fields that were added later."""
 
 
 def lab_seeds(lab: str, seeds: Iterable[int]) -> list[int]:
-    """Seeds with which a lab repeats the planned `seeds`: its name fixes them, so that it can't choose among many."""
+    """Return the seeds with which a lab repeats the planned `seeds`; its name fixes them, so that it can't choose."""
     return [seed + int(hashlib.sha256(lab.encode()).hexdigest()[:7], 16) for seed in seeds]
 
 
@@ -240,10 +255,9 @@ def _refuse_contradictions(item: Trial) -> None:
     found += find_release_contradictions(line, item.release) if item.release else []
     if found:
         remedy = f"`dvc repro -s -f evaluate@{line.experiment}` rewrites it"
-        raise RecordError(
-            f"{item.file}, line {item.line}: {line.experiment}.{line.arm}.{line.replicate}: {'; '.join(found)}; "
-            + (remedy if item.origin is None else "evidence is never edited: take the line from git again")
-        )
+        if item.origin is not None:
+            remedy = "evidence is never edited: take the line from git again"
+        raise RecordError(f"{item.file}, line {item.line}: {line.name}: {'; '.join(found)}; {remedy}")
 
 
 @dataclass(frozen=True)
@@ -253,39 +267,37 @@ class Weights:
 
 
 def find_weights(root: Path, found: Sequence[Trial]) -> tuple[dict[str, Weights], list[str]]:
-    """Weights files by sha256, committed models first, and those that belong to no result.
+    """Find weights files by sha256, committed models first; also return notes on files that belong to no result.
 
-    Weights trained here have their digest stored with them; loading checks it.
+    Weights trained here have their digest stored next to them; loading checks it.
     """
-    wanted = {item.result.weights_sha256 for item in found if item.result.weights_sha256}
-    wanted |= {item.release.sha256 for item in found if item.release}
     committed = sorted((root / "data" / "models").glob("*.safetensors"))
-    runs = {f"{item.result.experiment}/{item.result.run_key}" for item in found}
-    local = sorted(root / "data" / "runs" / run / "weights.safetensors" for run in runs)
-    weights: dict[str, Weights] = {}
-    notes = []
-    digests: list[tuple[Path, str | None]] = [
-        (path, hashlib.sha256(path.read_bytes()).hexdigest()) for path in committed
-    ]
-    held = {digest for _, digest in digests}
+    digests = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in committed}
+    held, wanted = {*digests.values()}, {item.result.weights_sha256 for item in found}
     for item in found:
         if item.release and item.release.sha256 not in held:
             raise RecordError(
                 f"{item.file}, line {item.line}: no file in data/models has the released weights "
                 f"(sha256 {item.release.sha256[:12]}…); restore data/models from git"
             )
-    digests += [(path, _trained_digest(path.with_name("result.json"))) for path in local if path.is_file()]
-    for path, digest in digests:
+        wanted |= {item.release.sha256} if item.release else set()
+    runs = {f"{item.result.experiment}/{item.result.run_key}" for item in found}
+    for path in sorted(root / "data" / "runs" / run / "weights.safetensors" for run in runs):
+        if path.is_file() and (digest := _trained_digest(path.with_name("result.json"))) is not None:
+            digests[path] = digest
+    weights: dict[str, Weights] = {}
+    notes = []
+    for path, digest in digests.items():
         relative = path.relative_to(root).as_posix()
         if digest in wanted:
             weights.setdefault(digest, Weights(relative, path.stat().st_size))
-        elif digest is not None:
+        else:
             notes.append(f"{relative}: no result has these weights (sha256 {digest[:12]}…); left out")
     return weights, notes
 
 
 def _trained_digest(outcome: Path) -> str | None:
-    """The recorded digest; None if the run's folder isn't complete."""
+    """Return the recorded digest; None if the run's folder isn't complete."""
     try:
         return str(json.loads(outcome.read_bytes())["weights_sha256"]) if outcome.is_file() else None
     except (ValueError, KeyError, TypeError):
@@ -294,16 +306,18 @@ def _trained_digest(outcome: Path) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedResults:
-    """The results that speak, the same in groups by experiment with the strongest first, and what follows from them.
+    """The selected results, also in groups by experiment with the strongest first, and the judgements on them.
 
-    `by_lab`: by claim, what each lab's results say alone; only of claims for which another lab has results.
+    `by_lab` has, by claim, what each lab's results say alone, if another lab has results for the claim.  `pooled` has
+    what the labs' means say together.
     """
 
-    speaking: Sequence[Trial]
+    selected: Sequence[Trial]
     groups: Mapping[str, Sequence[ResultGroup]]
     judgements: Sequence[Judgement]
     sentences: Sequence[JudgedTable]
     by_lab: Mapping[str, Sequence[Mapping[str, Any]]]
+    pooled: Mapping[str, Mapping[str, Any]]
 
 
 def judge(
@@ -315,42 +329,58 @@ def judge(
     deviations: Sequence[PaperDeviations],
     with_power: bool = True,
 ) -> JudgedResults:
-    """Judge all claims by those of the results found that speak (`select`)."""
-    speaking = select(found)
-    groups = gather(params, speaking)
+    """Judge all claims by the selected results (`select`)."""
+    selected = select(found)
+    groups = gather(params, selected)
     devices = {paper.paper: paper.device for paper in deviations if paper.device}
     judgements, sentences = judge_claims(
         claims, params, findings=findings, groups=groups, devices=devices, with_power=with_power
+    )
+    facts = Facts(
+        claims=claims, params=params, findings=findings, groups=groups, devices=devices, with_power=with_power
     )
     by_lab = defaultdict[str, list[Mapping[str, Any]]](list)
     labs = sorted({group.lab for of_it in groups.values() for group in of_it})
     for lab in labs if any(labs) else ():
         alone = {name: [group for group in of_it if group.lab == lab] for name, of_it in groups.items()}
         for one in judge_claims(claims, params, findings={}, groups=alone, devices=devices, with_power=False)[0]:
-            verdict = one.verdict
             if one.is_by_training and one.entries:
-                row = {"lab": lab, "status": str(verdict.status), "holds": WORD_OF[verdict.status] is Word.HOLDS}
-                row |= {"ours": one.ours, "low": verdict.low, "high": verdict.high, "n": verdict.n}
-                by_lab[one.claim.id].append(row)
+                by_lab[one.claim.id].append({"lab": lab} | _row_of(one))
+    others = {claim: rows for claim, rows in by_lab.items() if any(row["lab"] for row in rows)}
+    pooled = {claim.id: judge_labs(claim, facts) for claim in claims if len(others.get(claim.id, ())) > 1}
     return JudgedResults(
-        speaking=speaking,
+        selected=selected,
         groups=groups,
         judgements=judgements,
         sentences=sentences,
-        by_lab={claim: rows for claim, rows in by_lab.items() if any(row["lab"] for row in rows)},
+        by_lab=others,
+        pooled={claim: _row_of(judgement) for claim, judgement in pooled.items() if judgement is not None},
     )
 
 
-def judge_today(root: Path, params: Params) -> JudgedResults:
-    """Judge by evidence and local results as they are now, recorded or not, without the plans' power."""
-    claims, deviations = read_placed_claims(root, params), read_paper_deviations(params)
-    found, _ = find_results(root, params)
-    findings = read_findings(root / "data" / "findings.jsonl", claims)
-    return judge(claims, params, found, findings=findings, deviations=deviations, with_power=False)
+def _row_of(judgement: Judgement) -> dict[str, Any]:
+    verdict = judgement.verdict
+    numbers = {name: getattr(verdict, name) for name in ("estimate", "low", "high", "confidence", "n")}
+    holds = WORD_OF[verdict.status] is Word.HOLDS
+    return {"status": str(verdict.status), "holds": holds, "ours": judgement.ours} | numbers
+
+
+def facts_today(root: Path, params: Params) -> Facts:
+    """Read all claims, and evidence and local results as they are now, recorded or not."""
+    claims = read_placed_claims(root, params)
+    found, _ = find_results(root, params, rivals_only=True)
+    return Facts(
+        claims=claims,
+        params=params,
+        findings=read_findings(root / "data" / "findings.jsonl", claims),
+        groups=gather(params, select(found)),
+        devices={paper.paper: paper.device for paper in read_paper_deviations(params) if paper.device},
+        with_power=False,
+    )
 
 
 def read_placed_claims(root: Path, params: Params, faults: list[str] | None = None) -> list[ClaimLine]:
-    """The rows of `data/claims.csv`, each with its place in the params; add what is wrong with some to `faults`."""
+    """Read the rows of `data/claims.csv`, each with its place in the params; add faulty ones to `faults`."""
     faults = [] if faults is None else faults
     listed = root / "data" / "claims.csv"
     placed = place_claims(read_claims(listed, faults), params)
@@ -363,9 +393,9 @@ def read_paper_deviations(params: Params) -> list[PaperDeviations]:
 
 
 def select(found: Sequence[Trial]) -> list[Trial]:
-    """One result per replicate and conditions, of the arm's current model: unchanged code first, then evidence.
+    """Select one result per replicate and conditions: unchanged code first, then evidence.
 
-    A result of another model (the arm's arguments were edited since) stays in the database but enters no comparison.
+    A result of another model than the arm has now stays in the database but enters no comparison.
     """
     best: dict[tuple[Any, ...], Trial] = {}
     for item in found:
@@ -380,10 +410,10 @@ def select(found: Sequence[Trial]) -> list[Trial]:
 
 
 def group_of(item: Trial) -> tuple[str, str, str]:
-    """Properties that results judged together have in common."""
+    """Return the properties that results judged together have in common."""
     return item.result.experiment, item.result.profile, item.conditions
 
 
 def precedence(item: Trial) -> tuple[bool, bool, str]:
-    """Sort key of results of one replicate under equal conditions: current code, then evidence, then the newest."""
+    """Rank results of one replicate under equal conditions: current code, then evidence, then the newest."""
     return not item.changed_code, item.origin is not None, item.origin.published if item.origin else ""

@@ -126,34 +126,21 @@ class ReportedVerdict:
         return self.verdict.status
 
     def __str__(self) -> str:
-        size = (
-            ""
-            if self.verdict.size is None
-            else f" Its size: {self.verdict.size.status}. {self.verdict.size.explanation}"
-        )
-        return f"{self.claim}: {self.status} (reported, not retrained). {self.verdict.explanation}{size}"
+        size = self.verdict.size
+        of_size = f" Its size: {size.status}. {size.explanation}" if size else ""
+        return f"{self.claim}: {self.status} (reported, not retrained). {self.verdict.explanation}{of_size}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as plain numbers, texts and None, ready for JSON."""
-        shown = (
-            "status",
-            "explanation",
-            "estimate",
-            "low",
-            "high",
-            "confidence",
-            "margin",
-            "n",
-            "n_diverged",
-            "p_value",
-        )
+        numbers = ("estimate", "low", "high", "confidence", "margin", "n", "n_diverged", "p_value")
         size = self.verdict.size
         return {
             "claim": self.claim,
             "printed": self.printed,
             "ours": self.ours,
-            **{name: getattr(self.verdict, name) for name in shown},
             "status": str(self.status),
+            "explanation": self.verdict.explanation,
+            **{name: getattr(self.verdict, name) for name in numbers},
             "size": None if size is None else {"status": str(size.status), "explanation": size.explanation},
         }
 
@@ -201,13 +188,13 @@ def value(
     Args:
         printed: the number, or its text; the number after ± is the standard deviation of its `n` runs.
         ours: the replicates.
-        std: the same, if it is printed elsewhere.
-        n: the paper's runs; None: it doesn't say.
-        better: which way the metric points; decides the margin of an accuracy or an error.
-        is_share: an accuracy or an error in [0, 1]; otherwise a loss, a time or the like.
-        margin: how far from the printed number still counts as the same; None: by the rules.
+        std: the standard deviation, if it is printed elsewhere.
+        n: the number of the paper's runs; None if it doesn't say.
+        better: which direction of the metric is better; it decides the margin of an accuracy or an error.
+        is_share: True for an accuracy or an error in [0, 1], False for a loss, a time and the like.
+        margin: the distance from the printed number that still counts as equal; by default that of the rules.
         rules: levels, interim analyses and margins.
-        claim: the name that the verdict prints.
+        claim: the name shown in the verdict.
 
     Raises:
         ValueError: `printed` isn't a number, or a share isn't in [0, 1].
@@ -230,7 +217,8 @@ def value(
         slope=_slope(margin_at, number.value) if margin is None else 0.0,
     )
     verdict = judge_value(judged, sample, rules=rules, planned=sample.n)
-    return _reported(claim, number.value, fmean(sample.values) if sample.values else None, verdict)
+    mean = fmean(sample.values) if sample.values else None
+    return ReportedVerdict(claim=claim, printed=number.value, ours=mean, verdict=verdict)
 
 
 def order(
@@ -252,8 +240,7 @@ def order(
         ValueError: `printed` isn't a number, or is 0.
     """
     number = None if printed is None else PrintedNumber.parse(printed)
-    verdict = _compare(judge_gain, _gain(number, better, margin, rules), a, b, paired=paired, rules=rules)
-    return _reported(claim, number.value if number else None, verdict.estimate, verdict)
+    return _compare(judge_gain, _gain(number, better, margin, rules), a, b, number, claim, paired=paired, rules=rules)
 
 
 def gap(
@@ -269,8 +256,7 @@ def gap(
 ) -> ReportedVerdict:
     """Judge the size of a printed gain of `a` over `b` without a claimed order, negative if a is worse; as `order`."""
     number = PrintedNumber.parse(printed)
-    verdict = _compare(judge_gap, _gain(number, better, margin, rules), a, b, paired=paired, rules=rules)
-    return _reported(claim, number.value, verdict.estimate, verdict)
+    return _compare(judge_gap, _gain(number, better, margin, rules), a, b, number, claim, paired=paired, rules=rules)
 
 
 def comparable(
@@ -284,12 +270,11 @@ def comparable(
     rules: Rules = RULES,
     claim: str = "comparable",
 ) -> ReportedVerdict:
-    """Judge whether `a` is no worse than `b` by more than the margin; `printed`: the loss that the paper calls so."""
+    """Judge whether `a` is worse than `b` by no more than the margin; `printed` is a loss that the paper accepts."""
     number = None if printed is None else PrintedNumber.parse(printed)
     widest = rules.margins.comparable(number.precision if number else 0.0) if margin is None else margin
     accepted = ComparableClaim(margin=widest, better=better, accepted=None if number is None else abs(number.value))
-    verdict = _compare(judge_comparable, accepted, a, b, paired=paired, rules=rules)
-    return _reported(claim, number.value if number else None, verdict.estimate, verdict)
+    return _compare(judge_comparable, accepted, a, b, number, claim, paired=paired, rules=rules)
 
 
 def wins(
@@ -308,10 +293,11 @@ def wins(
     claimed, total = parse_count(printed)
     gains = [order(a, b, better=better, rules=rules).verdict for a, b in pairs]
     if len(gains) != total:
-        verdict = not_tested(f"{len(gains)} of {total} comparisons have results; the count is taken of them all.")
-        return _reported(claim, claimed, None, verdict)
+        why = f"{len(gains)} of {total} comparisons have results; the count is taken of them all."
+        return unjudged(claim, why, claimed)
     verdict = judge_wins(claimed, gains, rules, n=min(gain.n for gain in gains))
-    return _reported(claim, claimed, None if verdict.estimate is None else claimed + verdict.estimate, verdict)
+    count = None if verdict.estimate is None else claimed + verdict.estimate
+    return ReportedVerdict(claim=claim, printed=claimed, ours=count, verdict=verdict)
 
 
 def _gain(number: PrintedNumber | None, better: Better, margin: float | None, rules: Rules) -> GainClaim:
@@ -336,22 +322,28 @@ def _slope(margin_at: Callable[[float], float], printed: float) -> float:
 
 
 def _compare(
-    judge: Callable[..., Verdict], claim: object, a: Values, b: Values, *, paired: bool, rules: Rules
-) -> Verdict:
+    judge: Callable[..., Verdict],
+    asked: object,
+    a: Values,
+    b: Values,
+    printed: PrintedNumber | None,
+    claim: str,
+    *,
+    paired: bool,
+    rules: Rules,
+) -> ReportedVerdict:
     """Return the judge's verdict on two arms, whose plan ends with their runs."""
     one, other = _sample(a), _sample(b)
     pairing = "fold" if paired else "none"
-    return judge(claim, one, other, rules=rules, pairing=pairing, planned=max(one.n, other.n))
+    verdict = judge(asked, one, other, rules=rules, pairing=pairing, planned=max(one.n, other.n))
+    number = None if printed is None else printed.value
+    return ReportedVerdict(claim=claim, printed=number, ours=verdict.estimate, verdict=verdict)
 
 
 def _sample(values: Values) -> Sample:
     return Sample.of([None if each is None or math.isnan(each) else float(each) for each in values])
 
 
-def _reported(claim: str, printed: float | None, ours: float | None, verdict: Verdict) -> ReportedVerdict:
-    return ReportedVerdict(claim=claim, printed=printed, ours=ours, verdict=verdict)
-
-
-def unjudged(claim: str, why: str) -> ReportedVerdict:
+def unjudged(claim: str, why: str, printed: float | None = None) -> ReportedVerdict:
     """Return the verdict on a claim without results."""
-    return _reported(claim, None, None, not_tested(why))
+    return ReportedVerdict(claim=claim, printed=printed, ours=None, verdict=not_tested(why))

@@ -1,4 +1,4 @@
-"""Tables of claims and of reported results: read, checked row by row, and judged.
+"""Read tables of claims and of reported results, check each row, and judge them.
 
 A row that can't be judged is reported with what was found, what was expected and how to fix it; all others are judged.
 """
@@ -36,9 +36,9 @@ COLUMNS = {
 }
 """Other names of columns of claims."""
 RELATIVE = ("ratio", "inconsistent")
-"""Kinds of `data/claims.csv` that `lint` reads as a gain; it passes over the others that this module doesn't judge."""
+"""Kinds of `data/claims.csv` that `lint` reads as a gain; it skips the others that this module doesn't judge."""
 _FAR = 30.0
-"""Factor between a printed share and the results' from which a mix of percent and fractions is likelier than both."""
+"""Factor between a printed share and the results' beyond which percent and fractions are probably mixed."""
 KEYS = ("dataset", "arm", "seed", "fold", "epoch", "unit", "lab", "url")
 
 
@@ -148,7 +148,7 @@ def _read_row(line: int, texts: Mapping[str, str]) -> ClaimRow:
     if better not in ("", "higher", "lower"):
         raise ValueError(f"better is {better!r}; expected higher or lower")
     if not (better or known):
-        raise ValueError(f"no table says which way {metric!r} points; fill in the column better: higher or lower")
+        raise ValueError(f"it isn't known which way {metric!r} points; fill in the column better: higher or lower")
     if known and better and better != known:
         raise ValueError(f"better is {better!r}, but {known} is better for {metric!r}")
     if not text("arm"):
@@ -260,7 +260,7 @@ def judge(claims: Table, results: Table, rules: Rules = RULES) -> Judged:
 
 
 def _judge_row(row: ClaimRow, frame: pd.DataFrame, rules: Rules) -> ReportedVerdict:
-    of_row = frame[(frame["metric"] == row.metric)]
+    of_row = frame[frame["metric"] == row.metric]
     if of_row.empty:
         return unjudged(row.id, f"The results have no {row.metric!r}.")
     if row.dataset and row.dataset not in set(of_row["dataset"]):
@@ -274,7 +274,7 @@ def _judge_row(row: ClaimRow, frame: pd.DataFrame, rules: Rules) -> ReportedVerd
         if arm not in set(of_row["arm"]):
             known = sorted(set(map(str, of_row["arm"])))
             return unjudged(row.id, f"No results of {arm!r} in {row.metric!r}{_nearest(arm, known)}.")
-    say: dict[str, Any] = {"rules": rules, "claim": row.id, "better": row.better}
+    options: dict[str, Any] = {"rules": rules, "claim": row.id, "better": row.better}
     if row.kind == "value":
         assert row.printed is not None
         mean = of_row.loc[of_row["arm"] == row.arm, "value"].mean()
@@ -283,30 +283,22 @@ def _judge_row(row: ClaimRow, frame: pd.DataFrame, rules: Rules) -> ReportedVerd
                 f"{mean:.4g} of the results is far from the printed {row.printed.value:.4g}: if one of them is in "
                 "percent, say so: 0.4 % in the claim, % in a column unit of the results"
             )
-        verdict = judging.value(
-            printed=row.printed,
-            ours=_values(of_row, row.arm),
-            std=row.std,
-            n=row.n,
-            is_share=row.is_share,
-            **say,
-        )
-    elif row.kind == "wins":
+        ours = _values(of_row, row.arm)
+        return judging.value(printed=row.printed, ours=ours, std=row.std, n=row.n, is_share=row.is_share, **options)
+    if row.kind == "wins":
         pairs = [
             (_values(part, row.arm), _values(part, row.baseline))
             for _, part in of_row.groupby("dataset")
             if {row.arm, row.baseline} <= set(part["arm"])
         ]
-        verdict = judging.wins(pairs, printed=row.text, **say)
-    else:
-        a, b = (of_row[of_row["arm"] == arm] for arm in (row.arm, row.baseline))
-        paired = bool(frame.attrs["paired"])
-        if paired:
-            shared = set(a["seed"]) & set(b["seed"])
-            a, b = (part[part["seed"].isin(shared)] for part in (a, b))
-        compare: Callable[..., ReportedVerdict] = getattr(judging, row.kind)
-        verdict = compare(_values(a, row.arm), _values(b, row.baseline), printed=row.printed, paired=paired, **say)
-    return verdict
+        return judging.wins(pairs, printed=row.text, **options)
+    paired = bool(frame.attrs["paired"])
+    if paired:
+        seeds = [set(of_row.loc[of_row["arm"] == arm, "seed"]) for arm in (row.arm, row.baseline)]
+        of_row = of_row[of_row["seed"].isin(seeds[0] & seeds[1])]
+    compare: Callable[..., ReportedVerdict] = getattr(judging, row.kind)
+    a, b = _values(of_row, row.arm), _values(of_row, row.baseline)
+    return compare(a, b, printed=row.printed, paired=paired, **options)
 
 
 def _values(frame: pd.DataFrame, arm: str) -> list[float]:
@@ -352,11 +344,11 @@ def _gains(row: ClaimRow, a: float, b: float) -> tuple[float, float, float]:
 
 
 def _fits(row: ClaimRow, gain: PrintedNumber, one: PrintedNumber, other: PrintedNumber) -> bool:
-    """True if the printed gain may be rounded from cells that are themselves rounded."""
+    """True if rounding of the cells and of the gain can explain the printed gain."""
     half = one.precision / 2, other.precision / 2
     corners = [_gains(row, one.value + i * half[0], other.value + j * half[1]) for i in (-1, 1) for j in (-1, 1)]
-    room = gain.precision / 2 + 1e-12
-    return any(min(ends) - room <= gain.value <= max(ends) + room for ends in zip(*corners, strict=True))
+    slack = gain.precision / 2 + 1e-12
+    return any(min(ends) - slack <= gain.value <= max(ends) + slack for ends in zip(*corners, strict=True))
 
 
 _STYLE = (

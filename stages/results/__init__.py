@@ -1,6 +1,6 @@
 """The results database: the tables of `data/results.db`, how it is opened, and how ours is compared to the paper's.
 
-`tables` is the only place where a column is named; `comparison` holds the one comparison that service and report share.
+`tables` declares the columns; service and report share the comparison of `comparison`.
 """
 
 from stages.results.claims import (
@@ -26,7 +26,6 @@ from stages.results.claims import (
 )
 from stages.results.comparison import compare, fidelity_of
 from stages.results.database import (
-    Levels,
     Sessions,
     UnknownArm,
     UnknownCheckpoint,
@@ -46,13 +45,11 @@ from stages.results.database import (
     read_rules,
 )
 from stages.results.estimates import (
-    METRICS,
     SHOWN_METRICS,
     ArmComparison,
     ArmVerdict,
     Estimate,
     ExperimentComparison,
-    MetricInfo,
     as_csv,
     cut_of_each,
     describe_fidelity,
@@ -71,8 +68,6 @@ from stages.results.tables import (
     Claim,
     ClaimChange,
     ClaimDeviation,
-    ClaimExperiment,
-    Cost,
     Dataset,
     DeviationRow,
     Epoch,
@@ -83,7 +78,6 @@ from stages.results.tables import (
     Metric,
     ObservationRow,
     Paper,
-    ProfileRow,
     Result,
     ResultsUnavailable,
     VerdictArm,
@@ -92,8 +86,9 @@ from stages.results.tables import (
     Word,
     damaged,
 )
-from stages.results.versus import SameModel, Side, Versus, versus
+from stages.results.versus import SameModel, Versus, versus
 from stages.rules import Rules
 from stages.runs.evidence import INEXACT_SHARE, unpack_confusion, unpack_correct
 from stages.verdicts import Status
 from stages.verdicts.kinds import KINDS
+from stages.verdicts.metrics import METRICS, MetricInfo

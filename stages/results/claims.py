@@ -36,7 +36,8 @@ from stages.verdicts.difference import measure_gain
 from stages.verdicts.intervals import half_width
 from stages.verdicts.kinds import KINDS
 
-_TAIL = 0.025  # on each side of a 95 % interval
+TAIL = 0.025
+"""Error on each side of a 95 % interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +57,10 @@ class PairGain:
 
 
 def pair_gains(claim: Claim, verdict: VerdictRow, arms: Iterable[ArmRow]) -> tuple[PairGain, ...]:
-    """The pairs of a claim that averages over pairs, each with two finished replicates per arm; none for other claims.
+    """Return the pairs of a claim that averages over pairs, if both arms have two finished replicates.
 
-    Replicates that wait for the next look are left out here too.  `arms`: those of the runs' experiments, in order.
+    Other claims have no pairs.  Replicates that wait for the next interim analysis are left out here, too.  `arms` are
+    those of the runs' experiments, in order.
     """
     if not claim.facts.over_pairs:
         return ()  # a count of orders has the runs of all of them
@@ -99,7 +101,7 @@ class GainBetween(NamedTuple):
 def gain_between(
     ours: Values, theirs: Values, better: Literal["higher", "lower"], *, is_folded: bool
 ) -> GainBetween | None:
-    """The gain; None without a replicate of each arm, or without a fold that both have."""
+    """Return the gain; None unless each arm has a replicate, and both share a fold if replicates are folds."""
     shared = set(ours) & set(theirs)
     n = len(shared) if is_folded else min(len(ours), len(theirs))
     if n == 0:
@@ -110,7 +112,7 @@ def gain_between(
         lone = fmean(ours.values()) - fmean(theirs.values())
         return GainBetween(lone if better == "higher" else -lone, None, None, n)
     gain = measure_gain(_sample(ours), _sample(theirs), better, "fold" if is_folded else "none")
-    half = float(half_width(*gain.at(gain.n), _TAIL))
+    half = float(half_width(*gain.at(gain.n), TAIL))
     return GainBetween(gain.mean, gain.mean - half, gain.mean + half, gain.n)
 
 
@@ -140,9 +142,10 @@ class ClaimFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedClaim:
-    """A claim, its verdict, and where it is tested; `choices` of ours that its title names.
+    """A claim, its verdict, and where it is tested.
 
-    `sizes`: where networks of equal size were paired, the numbers of parameters of the proposed ones, rising.
+    `choices` are those of ours that its title names.  `sizes`: if networks of equal size were paired, the numbers of
+    parameters of the proposed ones, in rising order.
     """
 
     claim: Claim
@@ -154,7 +157,7 @@ class JudgedClaim:
 
     @property
     def standing(self) -> Standing:
-        """Progress of a claim: decided, decidable, or never decidable here. A setting of a training can't hold."""
+        """Progress of the claim.  A setting of a training can neither hold nor fail."""
         status = Status(self.verdict.status)
         if self.claim.facts.by == "params":
             return "setting"
@@ -188,49 +191,60 @@ CLAIMS = select(Claim, VerdictRow).join(VerdictRow, VerdictRow.claim == Claim.id
 def list_judged(
     session: Session, wanted: ClaimFilter, *, limit: int | None = None, offset: int = 0
 ) -> list[JudgedClaim]:
-    """Claims that match the filter, in their order."""
+    """List the claims that match the filter, in the order of `data/claims.csv`."""
     return _judged(session, narrowed(CLAIMS, wanted).limit(limit).offset(offset))
 
 
 def _judged(session: Session, query: Select[Claim, VerdictRow]) -> list[JudgedClaim]:
     rows = session.execute(query).all()
-    places = _places(session, [row.Claim.id for row in rows])
-    choices = _choices(session, [row.Claim.id for row in rows])
-    sizes = _sizes(session, [row.VerdictRow for row in rows])
-    return [
-        JudgedClaim(
-            claim=row.Claim,
-            verdict=row.VerdictRow,
-            experiments=names,
-            datasets=datasets,
-            choices=choices.get(row.Claim.id, ()),
-            sizes=sizes.get(row.Claim.id, ()),
-        )
-        for row in rows
-        for names, datasets in [places.get(row.Claim.id, ((), ()))]
-    ]
-
-
-def _sizes(session: Session, verdicts: Iterable[VerdictRow]) -> dict[str, tuple[int, ...]]:
-    """`{claim: numbers of parameters}` of those whose results told which networks are pairs."""
-    paired = [verdict.claim for verdict in verdicts if verdict.scope and verdict.scope["planned_pairs"] is None]
-    if not paired:
-        return {}
-    query = (
+    ids = [row.Claim.id for row in rows]
+    # results determine which networks are pairs
+    paired = [row.Claim.id for row in rows if (scope := row.VerdictRow.scope) and scope["planned_pairs"] is None]
+    places = _by_claim(
+        session,
+        select(ClaimExperiment.claim, ExperimentRow.name, ExperimentRow.dataset)
+        .join(ExperimentRow, ExperimentRow.name == ClaimExperiment.experiment)
+        .where(ClaimExperiment.claim.in_(ids))
+        .order_by(ExperimentRow.position),
+    )
+    choices = _by_claim(
+        session,
+        select(ClaimDeviation.claim, DeviationRow.in_titles)
+        .join(DeviationRow, DeviationRow.id == ClaimDeviation.deviation)
+        .where(ClaimDeviation.claim.in_(ids), DeviationRow.in_titles.is_not(None))
+        .order_by(DeviationRow.position),
+    )
+    sizes = _by_claim(
+        session,
         select(VerdictRun.claim, Metric.value)
         .join(Metric, Metric.result_id == VerdictRun.result_id)
         .where(VerdictRun.claim.in_(paired), VerdictRun.side == "proposed", Metric.metric == "parameters")
         .distinct()
-        .order_by(VerdictRun.claim, Metric.value)
+        .order_by(VerdictRun.claim, Metric.value),
     )
-    found: dict[str, tuple[int, ...]] = {}
-    for row in session.execute(query):
-        found[row.claim] = (*found.get(row.claim, ()), round(row.value))
+    return [
+        JudgedClaim(
+            claim=row.Claim,
+            verdict=row.VerdictRow,
+            experiments=tuple(name for name, _ in places[row.Claim.id]),
+            datasets=tuple(dict.fromkeys(dataset for _, dataset in places[row.Claim.id])),
+            choices=tuple(choice for (choice,) in choices[row.Claim.id]),
+            sizes=tuple(round(size) for (size,) in sizes[row.Claim.id]),
+        )
+        for row in rows
+    ]
+
+
+def _by_claim(session: Session, query: Select[*tuple[Any, ...]]) -> dict[str, list[list[Any]]]:
+    """Group the other columns of a query by the claim in its first one."""
+    found: dict[str, list[list[Any]]] = defaultdict(list)
+    for claim, *values in session.execute(query):
+        found[claim].append(values)
     return found
 
 
 def narrowed(query: Any, wanted: ClaimFilter) -> Any:
-    """The query of claims with these filters."""
+    """Restrict a query of claims to those that match the filter."""
     for name in ("paper", "kind", "family"):
         if (value := getattr(wanted, name)) is not None:
             query = query.where(getattr(Claim, name) == value)
@@ -251,7 +265,7 @@ def narrowed(query: Any, wanted: ClaimFilter) -> Any:
 
 
 def _standing(wanted: Standing) -> Sequence[ColumnElement[bool]]:
-    """The conditions of `JudgedClaim.standing`."""
+    """Return the conditions of `JudgedClaim.standing` in SQL."""
     is_setting = Claim.kind.in_([name for name, facts in KINDS.items() if facts.by == "params"])
     if wanted == "setting":
         return [is_setting]
@@ -265,38 +279,12 @@ def _standing(wanted: Standing) -> Sequence[ColumnElement[bool]]:
     return [~is_setting, VerdictRow.is_decidable.is_(True), own[wanted]]
 
 
-def _choices(session: Session, claims: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """`{claim: choices of ours that its title names}`, in the order of the deviations."""
-    query = (
-        select(ClaimDeviation.claim, DeviationRow.in_titles)
-        .join(DeviationRow, DeviationRow.id == ClaimDeviation.deviation)
-        .where(ClaimDeviation.claim.in_(claims), DeviationRow.in_titles.is_not(None))
-        .order_by(DeviationRow.position)
-    )
-    found: dict[str, tuple[str, ...]] = {}
-    for row in session.execute(query):
-        found[row.claim] = (*found.get(row.claim, ()), row.in_titles)
-    return found
-
-
-def _places(session: Session, claims: Sequence[str]) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """`{claim: (experiments, data sets)}`, each in the order of the params file."""
-    query = (
-        select(ClaimExperiment.claim, ExperimentRow.name, ExperimentRow.dataset)
-        .join(ExperimentRow, ExperimentRow.name == ClaimExperiment.experiment)
-        .where(ClaimExperiment.claim.in_(claims))
-        .order_by(ExperimentRow.position)
-    )
-    found: dict[str, tuple[list[str], list[str]]] = {}
-    for row in session.execute(query):
-        names, datasets = found.setdefault(row.claim, ([], []))
-        names.append(row.name)
-        datasets.append(row.dataset)
-    return {claim: (tuple(names), tuple(dict.fromkeys(datasets))) for claim, (names, datasets) in found.items()}
-
-
 def find_judged(session: Session, claim_id: str) -> ClaimRecord:
-    """One claim with its runs, its deviations and the sentence of its table."""
+    """Return one claim with everything behind its verdict.
+
+    Raises:
+        UnknownClaim: there is no claim with this id.
+    """
     options = selectinload(VerdictRow.runs).options(joinedload(VerdictRun.result)), selectinload(VerdictRow.arms)
     found = _judged(session, CLAIMS.where(Claim.id == claim_id).options(*options))
     if not found:
@@ -326,7 +314,7 @@ def find_judged(session: Session, claim_id: str) -> ClaimRecord:
 
 
 def error_of(claim: Claim, verdict: VerdictRow) -> str | None:
-    """The error behind the verdict, where a finding shows one."""
+    """Return the error behind the verdict if a finding shows one."""
     return claim.finding.get("error") if claim.finding and verdict.basis == "finding" else None
 
 
@@ -345,7 +333,7 @@ def count_seen(seen: int, claim: Claim) -> str:
 
 
 def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str, str], tuple[ArmVerdict, ...]]:
-    """`{(experiment, arm): verdicts}` of the claims that name one arm, in the claims' order."""
+    """Return `{(experiment, arm): verdicts}` of the claims that name an arm, in the order of the claims."""
     query = (
         select(ClaimExperiment.experiment, Claim, VerdictRow)
         .join(Claim, Claim.id == ClaimExperiment.claim)
@@ -356,21 +344,20 @@ def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str
     found: dict[tuple[str, str], tuple[ArmVerdict, ...]] = {}
     for row in session.execute(query):
         claim = row.Claim
-        told = {name: getattr(row.VerdictRow, name) for name in ("status", "mark", "is_decidable", "explanation")}
-        verdict = ArmVerdict(claim=claim.id, kind=claim.kind, metric=claim.metric, **told)
+        own = {name: getattr(row.VerdictRow, name) for name in ("status", "mark", "is_decidable", "explanation")}
+        verdict = ArmVerdict(claim=claim.id, kind=claim.kind, metric=claim.metric, **own)
         found[row.experiment, claim.arm] = (*found.get((row.experiment, claim.arm), ()), verdict)
     return found
 
 
 def list_families(session: Session, *, paper: str | None = None) -> Sequence[Family]:
-    """The sentences of the tables, in the order of the rules."""
+    """Return the sentences of the tables, in the order of the rules."""
     query = select(Family).order_by(Family.position)
     return session.scalars(query if paper is None else query.where(Family.paper == paper)).all()
 
 
 NO_BETTER_THAN_CHANCE = 0.05
-"""A plan that confirms a right number no more often than its test may confirm a wrong one shows nothing."""
-EVEN = 0.5
+"""Chance of confirming a right number below which a plan shows nothing: its test confirms a wrong one as often."""
 FALSE_DISCOVERIES = 0.05
 """The share of a paper's decided signs that may be wrong."""
 Ground = Literal["trained", "computed", "data"]
@@ -462,13 +449,13 @@ class Tally(Counts):
 
 
 def tally(session: Session, wanted: ClaimFilter | None = None) -> list[Tally]:
-    """Counts by verdict for each paper that has claims, in the order of the params file; other papers follow."""
+    """Count the verdicts of each paper that has claims, in the order of the params file; other papers follow."""
     rows = session.execute(narrowed(CLAIMS, wanted or ClaimFilter())).all()
     return tally_rows(session, [(row.Claim, row.VerdictRow) for row in rows])
 
 
 def tally_rows(session: Session, judged: Sequence[tuple[Claim, VerdictRow]]) -> list[Tally]:
-    """The same of these claims."""
+    """Count the verdicts of these claims by paper, as `tally` does."""
     order = list(session.scalars(select(Paper.name).order_by(Paper.position)))
     papers = [*order, *(paper for paper in dict.fromkeys(claim.paper for claim, _ in judged) if paper not in order)]
     return [_tally(paper, [row for row in judged if row[0].paper == paper]) for paper in papers]
@@ -526,7 +513,7 @@ def _tally(paper: str, rows: Sequence[tuple[Claim, VerdictRow]]) -> Tally:
 
 
 def ground_of(claim: Claim, verdict: VerdictRow) -> Ground:
-    """The kind of evidence that decides a claim: trained models, a computation, or facts about the data."""
+    """Return the kind of evidence that decides a claim: trained models, a computation, or facts about the data."""
     if verdict.basis == "params" or (claim.facts.by == "data" and claim.experiment):
         return "data"
     if verdict.basis == "finding" or (claim.experiment is None and claim.family is None):
@@ -560,4 +547,4 @@ def _prospect(power: dict[str, Any] | None) -> str:
         return "hopeless"
     if power["supported"] is not None and size is not None and size < NO_BETTER_THAN_CHANCE:
         return "order_only"
-    return "unlikely" if chance < EVEN else "likely"
+    return "unlikely" if chance < 0.5 else "likely"

@@ -1,45 +1,43 @@
 """Our numbers compared to the paper's, one experiment at a time.
 
 Only results under equal conditions (same protocol, same data) share a table, so that a pair differs only in its arms.
-The best conditions are shown: real data before stand-ins, then the stronger profile, then more arms and replicates.
-Placeholder data's number says nothing about the claim and isn't used as ours: no mean, no difference, no gain, no rank.
-A shortened run's number is ours, but has no difference and no gain (`fidelity.why_no_difference`).
+The best conditions are shown: real data before placeholder data, then the stronger profile, then more arms and
+replicates.  The number of placeholder data says nothing about the claim, so it has no mean, difference, gain or rank.
+The number of a shortened run is ours, but it has no difference and no gain (`why_no_difference`).
+
+Rows are read by column, because a comparison of thousands of runs needs few of their numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
-from typing import Literal
+from functools import cache
+from statistics import fmean, stdev
+from typing import Any, Literal
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
 from stages.results import tables
-from stages.results.claims import gain_between
-from stages.results.comparison_rows import (
-    ComparedRun,
-    ComparisonRows,
-    estimate,
-    load_facts,
-    printed_metrics,
-    values_of,
-    why_none,
-)
+from stages.results.claims import TAIL, arm_verdicts, gain_between
 from stages.results.database import UnknownDataset, UnknownMetric, UnknownPaper, UnknownProfile
 from stages.results.estimates import (
+    COST_COLUMNS,
     FIRST_METRICS,
-    METRICS,
+    PLACEHOLDER,
     ArmComparison,
+    ArmVerdict,
     CostSummary,
     Difference,
+    Estimate,
     ExperimentComparison,
     Gain,
     Measured,
-    MetricInfo,
     Order,
+    Population,
     Printed,
     Ratio,
     cut_of_all,
@@ -48,11 +46,225 @@ from stages.results.estimates import (
     describe_stopwatch,
     why_no_difference,
 )
+from stages.results.tables import ClaimExperiment
 from stages.runs.evidence import Provenance
+from stages.verdicts.intervals import t_quantile, wilson
+from stages.verdicts.metrics import METRICS, MetricInfo
+
+COST_OF_EVERY_ARM = ("parameters", "flops_per_image")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    """A selected result.  `numbers` holds value and samples by (metric, split), `cost` its row of `costs`.
+
+    `origin` says where evidence was made, and is None for a result of this working tree.
+    """
+
+    id: int
+    run_key: str
+    machine_digest: str
+    origin: Mapping[str, Any] | None
+    experiment: str
+    arm: str
+    replicate: int
+    source: str
+    changed_code: list[str]
+    profile: str
+    provenance: Provenance
+    cut: str
+    conditions: str
+    group_position: int
+    status: str
+    test_images: int
+    excluded_test_images: int
+    numbers: Mapping[tuple[str, str], tuple[float, int | None]]
+    cost: Any
+
+
+@dataclass(frozen=True)
+class ComparisonRows:
+    """The rows behind comparisons, with runs by experiment.
+
+    `claims` are printed values by (metric, experiment, arm), `gains` printed differences between two arms.  `wholes`
+    are metrics of arms as wholes by (metric, experiment, arm, profile, conditions).
+    """
+
+    runs: Mapping[str, list[ComparedRun]]
+    claims: Mapping[tuple[str, str, str], tables.Claim]
+    gains: Mapping[tuple[str, str, str], tables.Claim]
+    wholes: Mapping[tuple[str, str, str, str, str], tables.ArmMetricRow]
+    checkpoints: Mapping[int, list[str]]
+    verdicts: Mapping[tuple[str, str], tuple[ArmVerdict, ...]]
+
+
+def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]) -> ComparisonRows:
+    """Read the rows of these experiments, each compared by one of its metrics."""
+    metrics = {info.name for infos in experiments.values() for info in infos}
+    claims = session.scalars(
+        select(tables.Claim)
+        .where(
+            tables.Claim.experiment.in_(experiments),
+            tables.Claim.metric.in_({"inference_time", *metrics}),
+            tables.Claim.kind.in_(("value", "difference")),
+        )
+        .order_by(tables.Claim.position.desc())
+    )
+    printed: dict[str, dict[tuple[str, str, str], tables.Claim]] = {"value": {}, "difference": {}}
+    for claim in claims:
+        if claim.experiment and claim.arm and claim.value is not None:
+            printed[claim.kind][claim.metric, claim.experiment, claim.arm] = claim
+    arm_metrics = select(tables.ArmMetricRow).where(
+        tables.ArmMetricRow.experiment.in_(experiments),
+        tables.ArmMetricRow.metric.in_({name for name in metrics if METRICS[name].of_arm}),
+    )
+    return ComparisonRows(
+        runs=_runs(session, list(experiments), {*COST_OF_EVERY_ARM, *metrics}),
+        claims=printed["value"],
+        gains=printed["difference"],
+        wholes={
+            (row.metric, row.experiment, row.arm, row.profile, row.conditions): row
+            for row in session.scalars(arm_metrics)
+        },
+        checkpoints=_checkpoints(session, list(experiments)),
+        verdicts=arm_verdicts(session, list(experiments)),
+    )
+
+
+def printed_metrics(session: Session, experiments: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """List for each experiment the metrics of its paper's claims: values first, costs last, in printed order."""
+    query = (
+        select(ClaimExperiment.experiment, tables.Claim.metric, tables.Claim.kind)
+        .join(tables.Claim, tables.Claim.id == ClaimExperiment.claim)
+        .where(ClaimExperiment.experiment.in_(experiments), tables.Claim.metric.in_(METRICS))
+        .order_by(tables.Claim.position)
+    )
+    rows = sorted(session.execute(query), key=lambda row: (METRICS[row.metric].split is None, row.kind != "value"))
+    found: dict[str, dict[str, None]] = {name: {} for name in experiments}
+    for row in rows:
+        found[row.experiment][row.metric] = None
+    return {name: tuple(metrics) for name, metrics in found.items()}
+
+
+def _runs(session: Session, experiments: Sequence[str], metrics: set[str]) -> dict[str, list[ComparedRun]]:
+    selected = tables.Result.experiment.in_(experiments) & tables.Result.is_selected
+    number = tables.Metric
+    query = select(number.result_id, number.metric, number.split, number.value, number.n)
+    numbers = defaultdict[int, dict[tuple[str, str], tuple[float, int | None]]](dict)
+    joined = query.join(tables.Result, tables.Result.id == number.result_id).where(selected, number.metric.in_(metrics))
+    for result_id, metric, split, value, n in session.execute(joined):
+        numbers[result_id][metric, split] = value, n
+    columns = [column for column in tables.Cost.__table__.columns if column.name != "epoch_seconds"]
+    timed = select(*columns).join(tables.Result, tables.Result.id == tables.Cost.result_id).where(selected)
+    costs = {row.result_id: row for row in session.execute(timed)}
+    names = [name for name in ComparedRun.__slots__ if name not in ("numbers", "cost")]
+    found = defaultdict(list)
+    wanted = select(*(getattr(tables.Result, name) for name in names)).where(selected).order_by(tables.Result.id)
+    for row in session.execute(wanted):
+        run = ComparedRun(**row._mapping, numbers=numbers[row.id], cost=costs.get(row.id))
+        found[run.experiment].append(run)
+    return found
+
+
+def _checkpoints(session: Session, experiments: Sequence[str]) -> dict[int, list[str]]:
+    found = defaultdict(list)
+    query = (
+        select(tables.Checkpoint.id, tables.Checkpoint.result_id)
+        .join(tables.Result)
+        .where(tables.Result.experiment.in_(experiments), tables.Result.is_selected)
+        .order_by(tables.Checkpoint.position)
+    )
+    for row in session.execute(query):
+        found[row.result_id].append(row.id)
+    return found
+
+
+_TAKES = {
+    "min_error": "test errors of every epoch",
+    "window_error": "validation and test errors of five epochs or more",
+}
+
+
+@cache
+def _t_quantile(df: int) -> float:
+    return float(t_quantile(df, TAIL))
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Student's 95 % interval of the mean of two values or more."""
+    half = _t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def values_of(results: Sequence[ComparedRun], metric: MetricInfo, facts: ComparisonRows) -> dict[int, float]:
+    """Values by replicate; for a metric of the arm as a whole, each fold's share of it."""
+    if metric.of_arm:
+        whole = _whole(results, metric, facts)
+        return dict(whole.shares) if whole else {}
+    if metric.split is None:
+        costs = {result.replicate: getattr(result.cost, COST_COLUMNS[metric.name], None) for result in results}
+        return {replicate: float(value) for replicate, value in costs.items() if value is not None}
+    key = metric.name, metric.split
+    return {result.replicate: result.numbers[key][0] for result in results if key in result.numbers}
+
+
+def _whole(results: Sequence[ComparedRun], metric: MetricInfo, facts: ComparisonRows) -> tables.ArmMetricRow | None:
+    if not results:
+        return None
+    first = results[0]
+    return facts.wholes.get((metric.name, first.experiment, first.arm, first.profile, first.conditions))
+
+
+def estimate(results: Sequence[ComparedRun], metric: MetricInfo, facts: ComparisonRows) -> Estimate | None:
+    """Estimate the metric of one arm from its `results` under equal conditions; None if none of them has it."""
+    by_replicate = values_of(results, metric, facts)
+    values, whole = list(by_replicate.values()), _whole(results, metric, facts) if metric.of_arm else None
+    if not values:
+        return None
+    measured = [result for result in results if result.replicate in by_replicate]
+    n_test = std = low = high = population = None
+    if metric.split is not None:  # numbers of test samples behind the values
+        key = metric.name, metric.split
+        sizes = (result.test_images if metric.of_arm else result.numbers[key][1] for result in measured)
+        n_test = min((n for n in sizes if n is not None), default=None)
+    if len(values) >= 2:
+        std, (low, high) = stdev(values), t_interval(values)
+    if n_test is not None and metric.name == "accuracy":
+        bounds = wilson(fmean(values), n_test, TAIL)
+        population = Population(low=bounds[0], high=bounds[1], n_test=n_test)
+    return Estimate(
+        value=whole.value if whole else fmean(values),
+        std=None if whole else std,
+        stderr=whole.stderr if whole else None if std is None else std / math.sqrt(len(values)),
+        low=low,
+        high=high,
+        interval_missing=None if len(values) >= 2 else "one replicate: an interval needs two",
+        n=len(values),
+        n_diverged=sum(result.status == "diverged" for result in results),
+        n_test=n_test,
+        epoch=whole.epoch if whole else None,
+        population=population,
+    )
+
+
+def why_none(by_arm: Mapping[str, Sequence[ComparedRun]], arm: str, metric: MetricInfo, asked: str) -> str:
+    """Explain why an arm has no number of ours.  `by_arm` are all results shown, `asked` is the filter."""
+    mine = by_arm.get(arm, ())
+    if not by_arm:
+        return f"not run yet{asked}"
+    if any(result.provenance == "embedded" for results in by_arm.values() for result in results):
+        return PLACEHOLDER
+    if not mine:
+        return "not trained under the conditions that are shown"
+    if all(result.status == "diverged" for result in mine):
+        return f"diverged: {len(mine)} of {len(mine)} trainings"
+    title = metric.title[0].lower() + metric.title[1:]
+    what = f"{title}, which takes {_TAKES[metric.name]}" if metric.of_arm else title
+    return f"its runs have no {what}"
 
 
 def fidelity_of(result: tables.Result | None) -> str:
-    """`describe_fidelity` of one result, or of none: it says nothing of how many there are."""
+    """Describe how faithful one result is, without the number of results."""
     if result is None:
         return describe_fidelity(None, None, None)
     return describe_fidelity(
@@ -69,27 +281,24 @@ def compare(
     metric: str | None = None,
     provenance: Provenance | None = None,
 ) -> list[ExperimentComparison]:
-    """Every experiment that fits, in the order of params.yaml, each under its best conditions.
+    """Compare every experiment that fits, in the order of params.yaml, each under its best conditions.
 
-    `profile` and `provenance` cut these to theirs.  `metric` None: the one that the paper prints of the experiment's
-    arms; where it prints none, the first of those that its kind of data is compared by and its results hold.
+    `profile` and `provenance` restrict the conditions.  Without `metric`, experiments are compared in the one that the
+    paper prints for their arms.  If it prints none, it is the first of `FIRST_METRICS` that the results hold.
     """
     if metric is not None and metric not in METRICS:
         raise UnknownMetric(metric, METRICS)
     _require(session, UnknownDataset, tables.Dataset, dataset)
     _require(session, UnknownPaper, tables.Paper, paper)
     _require(session, UnknownProfile, tables.ProfileRow, profile)
-    query = (
-        select(tables.ExperimentRow)
-        .options(selectinload(tables.ExperimentRow.arms))
-        .order_by(tables.ExperimentRow.position)
-    )
+    row = tables.ExperimentRow
+    query = select(row).options(selectinload(row.arms)).order_by(row.position)
     if dataset is not None:
-        query = query.where(tables.ExperimentRow.dataset == dataset)
+        query = query.where(row.dataset == dataset)
     if paper is not None:
-        query = query.where(tables.ExperimentRow.paper == paper)
+        query = query.where(row.paper == paper)
     experiments = session.scalars(query).all()
-    kinds = {row.name: row.kind for row in session.execute(select(tables.Dataset.name, tables.Dataset.kind))}
+    kinds = dict(session.execute(select(tables.Dataset.name, tables.Dataset.kind)).all())
     printed = printed_metrics(session, [item.name for item in experiments])
     chosen = {}
     for item in experiments:
@@ -112,6 +321,8 @@ def _require(
 
 
 _PAIR = ("baseline", "proposed")
+_TIMING = ("batch_size", "warmup", "repeats", "device", "threads")
+"""Columns `latency_…` of a cost that describe how it was timed."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +367,7 @@ def _compare_experiment(
     arms = [
         table.compare(arm)
         for arm in experiment.arms
-        # What wasn't trained and has no printed number is no gap in a table.
+        # An arm without training and without a printed number isn't missing from a table.
         if arm.name in shown or (not group and arm.role in _PAIR)
     ]
     reasons = dict.fromkeys(arm.reason for arm in arms if arm.reason)
@@ -201,7 +412,7 @@ class ArmTable:
     asked: str
 
     def real(self, arm: str | None) -> list[ComparedRun]:
-        """Return an arm's results on real data: a stand-in's number doesn't count as ours."""
+        """Return an arm's results on real data."""
         return [result for result in self.results.get(arm or "", ()) if result.provenance != "embedded"]
 
     def compare(self, arm: tables.ArmRow) -> ArmComparison:
@@ -223,7 +434,7 @@ class ArmTable:
             printed=printed,
             difference=difference,
             no_difference=no_difference,
-            gain=self._gain(arm, is_told=no_difference is None),
+            gain=self._gain(arm, is_comparable=no_difference is None),
             ratio=self._ratio(arm, metric) if is_cost else None,
             rank_ours=None,
             rank_printed=None,
@@ -235,8 +446,8 @@ class ArmTable:
             verdicts=facts.verdicts.get((self.experiment.name, arm.name), ()),
         )
 
-    def _gain(self, arm: tables.ArmRow, *, is_told: bool) -> Gain | None:
-        """Return the printed gain of the arm over another one, and ours if it `is_told`; None if none is printed."""
+    def _gain(self, arm: tables.ArmRow, *, is_comparable: bool) -> Gain | None:
+        """Return the printed gain of the arm, and ours if it `is_comparable`; None if no gain is printed."""
         claim = self.facts.gains.get((self.metric.name, self.experiment.name, arm.name))
         printed = _printed(claim)
         if claim is None or claim.baseline_arm is None or printed is None:
@@ -245,7 +456,9 @@ class ArmTable:
         ours, theirs = (values_of(side, self.metric, self.facts) for side in sides)
         better: Literal["higher", "lower"] = "higher" if self.metric.better == "higher" else "lower"
         found = gain_between(ours, theirs, better, is_folded=self.experiment.protocol["split"]["kind"] == "folds")
-        measured = Measured(value=found.gain, low=found.low, high=found.high, n=found.n) if found and is_told else None
+        measured = None
+        if found and is_comparable:
+            measured = Measured(value=found.gain, low=found.low, high=found.high, n=found.n)
         return Gain(against=claim.baseline_arm, printed=printed, ours=measured)
 
     def _ratio(self, arm: tables.ArmRow, metric: MetricInfo) -> Ratio | None:
@@ -274,24 +487,19 @@ def _printed(claim: tables.Claim | None) -> Printed | None:
 
 
 def _timed(results: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """The results with an inference time: only one replicate of an arm is timed."""
+    """Return the results with an inference time, because only one replicate of an arm is timed."""
     return [result for result in results if result.cost and result.cost.latency_seconds_per_sample is not None]
 
 
 def _stopwatch(result: ComparedRun, metric: MetricInfo) -> tuple[object, ...]:
-    """Conditions under which two costs may be divided: equal machine, published revision and timing method.
+    """Return the machine, published revision and timing method, which must be equal for two costs to be divided.
 
     Code that a run key leaves out because it changes no result can still change times.
     """
-    made = result.machine_digest, (result.origin or {}).get("revision")
-    if metric.name != "inference_time" or result.cost is None:
+    made, cost = (result.machine_digest, (result.origin or {}).get("revision")), result.cost
+    if metric.name != "inference_time" or cost is None:
         return made
-    cost = result.cost
-    return (
-        *made,
-        *(cost.latency_device, cost.latency_threads, cost.latency_batch_size),
-        *(cost.latency_warmup, cost.latency_repeats),
-    )
+    return (*made, *(getattr(cost, f"latency_{name}") for name in _TIMING))
 
 
 def _cost(mine: Sequence[ComparedRun], latency: Ratio | None, facts: ComparisonRows) -> CostSummary:
@@ -300,8 +508,7 @@ def _cost(mine: Sequence[ComparedRun], latency: Ratio | None, facts: ComparisonR
         list(values_of(mine, METRICS[name], facts).values()) for name in counted
     )
     timed = next((result.cost for result in _timed(mine)), None)
-    names = ("batch_size", "warmup", "repeats", "device", "threads")
-    method = {f"latency_{name}": getattr(timed, f"latency_{name}") if timed else None for name in names}
+    method = {f"latency_{name}": getattr(timed, f"latency_{name}") if timed else None for name in _TIMING}
     return CostSummary(
         train_seconds=fmean(train) if train else None,
         parameters=int(parameters[0]) if parameters else None,
@@ -317,10 +524,14 @@ def _cost(mine: Sequence[ComparedRun], latency: Ratio | None, facts: ComparisonR
 
 
 def _rank(arms: Sequence[ArmComparison], metric: MetricInfo) -> tuple[list[ArmComparison], Order]:
-    """Ranks from 1 (best) among the arms of the paper's table that both sides have; equal values share the better rank.
+    """Rank the arms of the paper's table that both sides have, from 1 (best); equal values share the better rank.
 
-    Where the paper has none, ranks among our arms.
+    If the paper prints no number, our arms are ranked.
     """
+
+    def position(side: Mapping[str, float], name: str) -> int | None:
+        return 1 + sum(value < side[name] for value in side.values()) if name in side else None
+
     sign = -1 if metric.better == "higher" else 1
     table = [arm for arm in arms if arm.role in _PAIR or arm.printed is not None]
     ours = {arm.arm: sign * arm.ours.value for arm in table if arm.ours is not None}
@@ -332,12 +543,8 @@ def _rank(arms: Sequence[ArmComparison], metric: MetricInfo) -> tuple[list[ArmCo
         for side in (ours, printed)
     ]
     ranked = [
-        replace(arm, rank_ours=_position(sides[0], arm.arm), rank_printed=_position(sides[1], arm.arm)) for arm in arms
+        replace(arm, rank_ours=position(sides[0], arm.arm), rank_printed=position(sides[1], arm.arm)) for arm in arms
     ]
     # a cost differs on every machine: the paper's order of times says nothing about ours
     agrees = (order_ours == order_printed) if is_complete and metric.split is not None else None
     return ranked, Order(of_ours=order_ours, of_printed=order_printed, agrees=agrees)
-
-
-def _position(side: Mapping[str, float], name: str) -> int | None:
-    return 1 + sum(value < side[name] for value in side.values()) if name in side else None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote
 
+from pydantic import TypeAdapter
 from sqlalchemy import Connection, Engine, create_engine, event, insert, select, text
 from sqlalchemy.engine import ExceptionContext, make_url
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
@@ -22,23 +23,25 @@ from sqlalchemy.pool import NullPool
 
 from stages.faults import FAULTS, describe_fault
 from stages.results.tables import SCHEMA_VERSION, Base, Meta, ResultsUnavailable, damaged
-from stages.rules import Margins, Rules
-from stages.verdicts.intervals import level, looks_from, looks_of_plan
+from stages.rules import Rules
+from stages.verdicts.intervals import level, looks_of_numbers, looks_of_plan
 
 Sessions = sessionmaker[Session]
 _ROWS_AT_ONCE = 100_000
 CONNECT_SECONDS, LOCK_SECONDS, STATEMENT_SECONDS = 3, 2, 30
 SILENT_SECONDS = STATEMENT_SECONDS + 5
-"""Without a word of a server that should have ended the statement by then."""
+"""Time to wait for a server that should have ended the statement by then."""
 _BUILT_IN = "claimcheck_new"
 _SWAP_SECONDS, _SWAPS = 0.2, 300
-"""Longest that readers wait for the writer, which then makes way for those under way and tries again."""
+"""Longest wait for a lock, after which the writer lets readers finish and tries again; and the number of tries."""
 _UNSTORABLE = re.compile("[\\0\\ud800-\\udfff]")
 
 
 class UnknownName(LookupError):
-    """A name that the database doesn't contain.  `known` lists the names that it does, where that list is short; where
-    it is long, `nearest` is the one that was probably meant.  `kind` is what the class is called for, as "paper".
+    """A name that the database doesn't contain.
+
+    `known` lists the names that it does contain if they are few; otherwise, `nearest` is the one that was probably
+    meant.  `kind` says what the name is of, as "paper".
     """
 
     kind: ClassVar[str]
@@ -81,12 +84,12 @@ class UnknownClaim(UnknownName): ...
 
 
 def database_url(database: str) -> str:
-    """`database` as a SQLAlchemy URL; a plain path means a SQLite file."""
+    """Return the SQLAlchemy URL of a database; a plain path means a SQLite file."""
     return database if "://" in database else f"sqlite:///{database}"
 
 
 def open_results(database: str, *, connections: int = 8) -> Sessions:
-    """Read-only sessions on `database`, a path or a URL; behind a URL, this many `connections` at once.
+    """Return read-only sessions on `database`, a path or a URL with at most this many `connections`.
 
     Every SQLite session reopens the file: the next session sees a database that `record` swaps in, while a session in
     progress finishes on the old file.
@@ -132,7 +135,7 @@ def _connect_with_limits(_dialect: object, _record: object, arguments: Any, opti
 
 
 def _unopened(path: Path) -> ResultsUnavailable:
-    """Say why SQLite can't open the file, which it doesn't tell."""
+    """Find out why the file can't be opened, because SQLite doesn't report it."""
     try:
         path.open("rb").close()
     except FileNotFoundError:
@@ -147,7 +150,7 @@ def _unopened(path: Path) -> ResultsUnavailable:
 def _no_unstorable(
     _connection: object, _cursor: object, statement: str, parameters: Any, _context: object, _many: bool
 ) -> tuple[str, Any]:
-    """A text that no database can hold equals none that it holds: drivers refuse such a parameter, each in its way."""
+    """Replace what no database can store in parameters: it matches nothing, and each driver fails in its own way."""
     return statement, _storable(parameters)
 
 
@@ -240,10 +243,10 @@ def insert_rows(session: Session, table: type[Base], rows: Iterable[tuple[Any, .
 
 
 def _swap(connection: Connection, target: str) -> None:
-    """Put the new tables in place of ours in the schema `target`, and of whatever in an older version refers to them.
+    """Replace the tables in the schema `target` by the new ones, with whatever refers to them in an older version.
 
     Raises:
-        OperationalError: there was no moment without a reader.
+        OperationalError: readers held the tables at every try.
     """
     names = [f'"{table.name}"' for table in Base.metadata.sorted_tables]
     connection.execute(text(f"SET LOCAL lock_timeout = '{_SWAP_SECONDS}s'"))
@@ -263,10 +266,10 @@ def _swap(connection: Connection, target: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """`{look: confidence of its interval}` for each question that a plan's replicates answer.
+    """`{replicates: confidence of the interval}` for each question that an interim analysis answers.
 
     `order`: which of two models is better.  `same` and `other`: whether a number, or the size of a difference, is the
-    paper's or another; `with_error` is the first of these where the paper prints its own error.
+    paper's or another one.  `with_error`: as `same`, if the paper prints its own error.
     """
 
     planned: int
@@ -277,21 +280,18 @@ class Levels:
 
 
 def read_rules(session: Session) -> Rules:
-    """The numbers of the rules by which the verdicts were reached."""
+    """Read the numbers of the rules by which the verdicts were reached."""
     found = session.scalar(select(Meta.value).where(Meta.name == "rules"))
     if found is None:
         raise damaged("it doesn't hold the numbers of the rules")
-    numbers = json.loads(found)
-    looks = {int(n): share for n, share in numbers["looks"].items()}
-    return Rules(**{**numbers, "margins": Margins(**numbers["margins"]), "looks": looks})
+    return TypeAdapter(Rules).validate_json(found)
 
 
 def levels_of(rules: Rules, planned: int) -> Levels:
-    """The confidence of every question at each look of a plan of so many replicates, as `stages.verdicts` asks it."""
+    """Return the confidence of every question at each interim analysis of a plan, as `stages.verdicts` asks it."""
     orders = looks_of_plan(rules.looks, planned)
     values, printed = (
-        looks_of_plan(looks_from(rules.looks, minimum), planned)
-        for minimum in (rules.minimum, rules.minimum_with_error)
+        looks_of_plan(looks_of_numbers(rules, is_error_printed=is_printed), planned) for is_printed in (False, True)
     )
 
     def confidence(looks: dict[int, float], alpha: float) -> dict[int, float]:

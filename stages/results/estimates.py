@@ -1,4 +1,4 @@
-"""The parts of a comparison: estimates, differences, gains, costs.
+"""Data classes of a comparison: estimates, differences, gains, costs.
 
 The service returns them unchanged, so field descriptions appear in its API reference.  Fractions are in [0, 1].
 """
@@ -15,53 +15,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-
-@dataclass(frozen=True, kw_only=True)
-class MetricInfo:
-    """A metric that can be compared.  `unit` is fraction, nats, count, flop, bytes, seconds or a rate.
-
-    `of_arm`: one number of all folds together, whose epoch is chosen on their curves.
-    """
-
-    name: str
-    title: str
-    unit: str
-    better: str
-    split: Annotated[str | None, Field(exclude=True)]
-    of_arm: Annotated[bool, Field(exclude=True)] = False
-
-
-_OF_ARM = ("min_error", "window_error")
-_ROWS = (  # name, title, unit, better, split
-    ("accuracy", "Test accuracy, last epoch", "fraction", "higher", "test"),
-    ("best_epoch_accuracy", "Test accuracy, best epoch", "fraction", "higher", "test"),
-    ("min_error", "Lowest test error of any epoch", "fraction", "lower", "test"),
-    ("window_error", "Test error around the best validation epoch", "fraction", "lower", "test"),
-    ("loss", "Test loss", "nats", "lower", "test"),
-    ("calibration_error", "Calibration error", "fraction", "lower", "test"),
-    ("macro_f1", "F1, mean over the classes", "fraction", "higher", "test"),
-    ("auroc", "Area under the ROC curve, mean over the classes", "fraction", "higher", "test"),
-    ("mse", "Test mean squared error, last epoch", "", "lower", "test"),
-    ("log_mse", "Log of the test mean squared error, last epoch", "nats", "lower", "test"),
-    ("selected_mse", "Test mean squared error, best validation epoch", "", "lower", "test"),
-    ("selected_log_mse", "Log of the test mean squared error, best validation epoch", "nats", "lower", "test"),
-    ("accuracy_after_inversion", "Test accuracy after inversion of the prototypes", "fraction", "higher", "test"),
-    ("parameters", "Parameters", "count", "lower", "none"),
-    ("flops_per_image", "FLOPs per image", "flop", "lower", "none"),
-    ("flops_per_row", "FLOPs per row", "flop", "lower", "none"),
-    ("perplexity", "Test perplexity", "", "lower", "test"),
-    ("validation_loss", "Validation loss", "nats per token", "lower", "test"),
-    ("flops_per_token", "FLOPs per token", "flop", "lower", "none"),
-    ("train_seconds", "Training time", "seconds", "lower", None),
-    ("train_tokens_per_second", "Tokens per second in training", "tokens per second", "higher", None),
-    ("peak_memory_bytes", "Peak memory", "bytes", "lower", None),
-    ("inference_time", "Inference time per sample", "seconds", "lower", None),
-)
-METRICS: Mapping[str, MetricInfo] = {
-    name: MetricInfo(name=name, title=title, unit=unit, better=better, split=split, of_arm=name in _OF_ARM)
-    for name, title, unit, better, split in _ROWS
-}
-"""`split` None marks a cost, of which every machine has its own number."""
+from stages.verdicts.metrics import MetricInfo
 
 SHOWN_METRICS: Mapping[str, tuple[str, ...]] = {
     "images": ("accuracy", "best_epoch_accuracy", "loss", "calibration_error", "inference_time"),
@@ -328,7 +282,7 @@ class ExperimentComparison:
 def describe_stopwatch(
     batch_size: int | None, warmup: int | None, repeats: int | None, device: str | None, threads: int | None
 ) -> str:
-    """The method of an inference time, in one phrase."""
+    """Describe in one phrase how an inference time was measured."""
     counted = f"median of {repeats} batches of {batch_size} after {warmup} uncounted ones"
     place = f"{device}, {threads} threads" if threads else f"{device}"
     return f"{counted}, the device synchronised before and after each, on {place}"
@@ -352,12 +306,12 @@ FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def no_formula(text: str) -> str:
-    """The text, prefixed with an apostrophe where a spreadsheet would take it for a formula and compute it."""
+    """Return the text, with an apostrophe in front if a spreadsheet would otherwise compute it as a formula."""
     return f"'{text}" if text.startswith(FORMULA_SIGNS) else str(text)
 
 
 def _columns(kind: type, prefix: str = "") -> list[str]:
-    """The leaves of a part, in the order of its fields; `population` decides nothing and is in JSON only."""
+    """Return the leaves of a part, in the order of its fields, except `population`, which only the JSON has."""
     found = []
     for field in fields(kind):
         name = f"{prefix}{field.name}"
@@ -372,7 +326,7 @@ COLUMNS = (*OF_EXPERIMENT, *_columns(ArmComparison), *AFTER)
 
 
 def as_csv(comparisons: Sequence[ExperimentComparison]) -> str:
-    """One row per arm; None is empty, names in a list are separated by blanks, verdicts are JSON."""
+    """Write one row per arm; None is empty, names in a list are separated by spaces, and verdicts are JSON."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\r\n")
     writer.writerow(COLUMNS)
@@ -385,7 +339,7 @@ def as_csv(comparisons: Sequence[ExperimentComparison]) -> str:
 
 
 def _leaf(whole: object, path: str) -> object:
-    """The value at `path`; None if a part on the way there is None."""
+    """Return the value at a dotted path; None if a part of the path is None."""
     for name in path.split("."):
         whole = None if whole is None else getattr(whole, name)
     return whole
@@ -403,7 +357,7 @@ def _cell(value: object) -> object:
 def describe_fidelity(
     provenance: str | None, profile: str | None, cut: str | None, test_images: int = 0, excluded_test_images: int = 0
 ) -> str:
-    """One plain sentence on how faithful a result is; scored on `test_images`, without the excluded ones."""
+    """Say in one sentence how faithful a result is; `excluded_test_images` are not among its `test_images`."""
     if provenance is None:
         return "not run yet"
     if provenance == "embedded":
@@ -418,21 +372,19 @@ def describe_fidelity(
 
 
 def cut_of_each(cut: str) -> str:
-    """Describe how each run departs from the printed protocol, without the number of runs.
-
-    An evidence line keeps the plan of its day.
-    """
+    """Describe how each run departs from the printed protocol, without the number of runs, which may be outdated."""
     return _SHARE.sub("", cut)
 
 
 def cut_of_all(cut: str, replicates: int, planned: int) -> str:
-    """`cut` of runs that there are `replicates` of, of as many as are `planned` today."""
+    """Describe how `replicates` runs depart from the printed protocol, of which as many as `planned` are needed."""
     each = cut_of_each(cut)
     if each == cut or replicates >= planned:
         return each
     return f"{each}{', ' if each else ''}{replicates} of {planned} replicates"
 
 
+PLACEHOLDER = "placeholder data: its number says nothing about the claim"
 _SHARE = re.compile(r"(, |^)\d+ of \d+ replicates$")
 
 
@@ -444,7 +396,7 @@ def kind_of_run(cut: str) -> str:
 def why_no_difference(provenance: str | None, cut: str) -> str | None:
     """Explain why a result can't be compared with another or with a printed number; None if it can."""
     if provenance == "embedded":
-        return "placeholder data: its number says nothing about the claim"
+        return PLACEHOLDER
     each = cut_of_each(cut)
     if each and kind_of_run(each) == "shortened run":
         return f"a shortened run ({each}): how far it is from a full one is not known"

@@ -40,7 +40,7 @@ def damaged(reason: object) -> ResultsUnavailable:
 
 
 class JSONOf(TypeDecorator):
-    """JSON of one kind, `dict` or `list`; None, where there may be none, is SQL's NULL."""
+    """JSON of one kind, `dict` or `list`; with `or_none`, the column may also be NULL."""
 
     impl = JSON
     cache_ok = True
@@ -55,7 +55,7 @@ class JSONOf(TypeDecorator):
         return value
 
 
-SCHEMA_VERSION = 22
+SCHEMA_VERSION = 23
 
 
 class Base(DeclarativeBase):
@@ -69,7 +69,7 @@ class Base(DeclarativeBase):
 
 
 class Meta(Base):
-    """About the database: `schema_version`, `content` and `record` (digests), `rules` (JSON), `newest_result` (day)."""
+    """Facts about the database: `schema_version`, digests (`content`, `record`), `rules` as JSON, `newest_result`."""
 
     __tablename__ = "meta"
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -77,10 +77,10 @@ class Meta(Base):
 
 
 class Paper(Base):
-    """`title` and `summary` are the first and the second paragraph of the docstring of the paper's package.
+    """A paper.  `title` and `summary` are the first two paragraphs of the docstring of its package.
 
-    `repository` is the address of its authors' public code, if any.  `before_use`: what users of its comparison must
-    know first.  `called` is its short name, `asks` its main question, answered by claims that match `answered_by`.
+    `repository` is the address of its authors' public code, if any.  `before_use` is what readers of its comparison
+    must know first.  `called` is its short name, `asks` its main question, answered by claims that match `answered_by`.
     """
 
     __tablename__ = "papers"
@@ -105,7 +105,7 @@ class ProfileRow(Base):
 
 
 class Dataset(Base):
-    """`kind` is images, table or text; `shape` is that of one sample; counts and class names are the official ones."""
+    """A data set of images, a table or text (`kind`), with its official counts and the `shape` of one sample."""
 
     __tablename__ = "datasets"
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -122,7 +122,7 @@ class Dataset(Base):
 
 
 class ExperimentRow(Base):
-    """`protocol` as printed, before a profile cuts it."""
+    """An experiment with its `protocol` as printed, before a profile shortens it."""
 
     __tablename__ = "experiments"
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -136,14 +136,15 @@ class ExperimentRow(Base):
 
     @property
     def replicates(self) -> int:
-        """The printed replicates: every seed, with every fold if the split has folds."""
+        """Number of printed replicates: every seed, with every fold if the split has folds."""
         return len(self.seeds) * (self.protocol["split"]["folds"] or 1)
 
 
 class ArmRow(Base):
-    """`protocol`: fields in which the arm departs from its experiment's; `against`: the arm it is compared with.
+    """A model of an experiment, compared with the arm `against`.
 
-    `hours`: what one training as printed takes on each kind of device, as planned; empty if nothing counted it.
+    `protocol` has the fields that differ from the experiment's.  `hours` is the planned duration of one training as
+    printed on each kind of device; it is empty if the operations of the model weren't counted.
     """
 
     __tablename__ = "arms"
@@ -164,20 +165,20 @@ _CHOICE = ("experiment", "is_selected", "profile", "arm", "provenance", "source"
 class Result(Base):
     """Result of one run in one environment, under one arm.
 
-    `machine_digest`: the environment's digest without what differs between arms.
-    `source` is evidence or local.  `conditions` digests protocol and data: only results under equal conditions are
-    compared.  Those of one profile and conditions are a group, and `group_position` counts an experiment's groups from
-    0, the strongest; None if the run isn't planned any more.  `is_selected` marks the one result of a replicate that
-    enters a comparison.  `changed_code` lists modules whose source has changed since the run was trained, unless
-    `equivalences` (numbers of lines of data/evidence/equivalences.jsonl) show that no number changed.  `accuracy`, on
-    the test set, and `train_seconds` are those of `metrics` and `costs`: lists are sorted by them.
+    `machine_digest` is the environment's digest without what differs between arms; `source` is evidence or local.
+    `conditions` is a digest of protocol and data: only results under equal conditions are compared.  Results with equal
+    profile and conditions form a group.  `group_position` counts an experiment's groups from 0, the strongest; it is
+    None if the run is no longer planned.  `is_selected` marks the one result of a replicate that enters a comparison.
+    `changed_code` lists modules whose source has changed since the training, unless `equivalences` (line numbers of
+    data/evidence/equivalences.jsonl) show that no number changed.  Lists are sorted by `accuracy`, on the test set, and
+    `train_seconds`, which repeat numbers of `metrics` and `costs`.
     """
 
     __tablename__ = "results"
     __table_args__ = (
         UniqueConstraint("run_key", "environment_digest", "experiment", "arm", "replicate"),
         ForeignKeyConstraint(["experiment", "arm"], ["arms.experiment", "arms.name"]),
-        # Each holds what a list of results is filtered and sorted by, so that the list needs no rows.
+        # Each index has all columns that a list of results is filtered and sorted by, so no row is read for it.
         Index("results_by_experiment", *_CHOICE[:3], "id", *_CHOICE[3:], "accuracy", "train_seconds"),
         Index("results_in_order", "id", *_CHOICE),
         Index("results_by_accuracy", "accuracy", "id", *_CHOICE),
@@ -234,8 +235,8 @@ class Metric(Base):
 class ArmMetricRow(Base):
     """A metric of an arm as a whole, from the curves of its selected, finished results under equal conditions.
 
-    `epoch` is the chosen one, `stderr` the paper's own there, None for one result.  `shares`: [replicate, its share in
-    `value`] of each; their mean is `value`.
+    `stderr` is as the paper computes it at the chosen `epoch`, None for one result.  `shares` lists [replicate, its
+    share in `value`]; the mean of the shares is `value`.
     """
 
     __tablename__ = "arm_metrics"
@@ -296,9 +297,9 @@ class Array(Base):
 
 
 class ObservationRow(Base):
-    """A number from inside a network: of one block and head, both from 1, at the start or trained.
+    """A number from inside a network, for one block and head, both counted from 1, before or after training.
 
-    `value` is None where the quantity isn't defined there (the width of a kernel whose β turned negative).
+    `value` is None if the quantity isn't defined, such as the width of a kernel whose β became negative.
     """
 
     __tablename__ = "observations"
@@ -313,10 +314,10 @@ class ObservationRow(Base):
 
 
 class Checkpoint(Base):
-    """Weights that can answer.  `id` is `<experiment>.<arm>.<replicate>`; `path` is relative to the repository root.
+    """Weights that can be served; `id` is `<experiment>.<arm>.<replicate>`, `path` relative to the repository root.
 
-    `dtype` and `accuracy` are None for the weights as trained, whose accuracy is the result's; a model that was rounded
-    to be kept in git has its own, measured on the same test set.
+    Weights that were rounded to be kept in git have their own `dtype` and `accuracy`, measured on the same test set.
+    Both are None for the weights as trained, whose accuracy is that of the result.
     """
 
     __tablename__ = "checkpoints"
@@ -336,9 +337,8 @@ class Checkpoint(Base):
 class Claim(Base):
     """A statement of a paper, from `data/claims.csv`; `value` in `unit`, accuracies as fractions.
 
-    A range ends at `high`, a count is `value` of `trials`, a gain is uniform over `factor`; `statement` is the claim
-    without a number, `reason` why nothing here can test it.  `experiment` and arms may have a `*`: any text.
-    `finding`: what `analyse` computed without training (status, computed, explanation, readings, error).
+    The columns up to `reading` are described in `stages.claims.lines.ClaimLine`.  `finding` is what `analyse` computed
+    without training (status, computed, explanation, readings, error).
     """
 
     __tablename__ = "claims"
@@ -396,23 +396,21 @@ WORD_OF: Mapping[Status, Word] = {
     **dict.fromkeys((Status.SHOWN, Status.AS_PRINTED, Status.DEVIATES, Status.OTHER_HARDWARE), Word.NOT_TESTED),
     Status.NOT_TESTED: Word.NOT_TESTED,
 }
-"""The only table from a status to its word: a claim that depends on how it is read neither holds nor fails."""
+"""The word of each status.  A claim that depends on how it is read neither holds nor fails."""
 
 
 class VerdictRow(Base):
     """Verdict on a claim; every claim has one.
 
-    `ours` is our number in the claim's unit, `estimate` with its interval what is compared to `margin`: ours − paper,
-    or proposed − baseline with better positive.  `basis`: results, finding, params, or none.  `is_decidable`: something
-    here can decide the claim, now or later.  `size` judges how large a difference is, apart from its sign.
-    `false_discovery_rate`: among the paper's claims that training judged, of a verdict on a sign.  `by_margin`: the
-    status by every other margin, `posterior` the chance of the margin or of the sign.  `rules` digests the numbers of
-    the rules; `digest` those, the claim's row with its metric, and the code that judged it.  `variants`: what other
-    defensible metrics would say.  `prediction_…`: the interval in which the paper's rerun would lie; `is_predicted`:
-    its number does.  `power`: that of the plan (`stages.verdicts.Power`).  `scope`: its part of a grid.
-    `seen_before_rule`: how many of its results or pairs had been seen when the rule was written, None if none.
-    `registration`: of a verdict by training, its mark and why (`stages.claims.history.RegistrationMark`).  The cost is
-    that of all runs behind it, each counted once.  `labs`: what each lab's results say alone, if another lab has any.
+    Columns with the names of fields of `stages.verdicts.Verdict` or `stages.claims.Judgement` have their meaning.
+    `prediction_low` to `prediction_high` is the interval in which a rerun of the paper would lie; `is_predicted`: the
+    printed number lies in it.  `false_discovery_rate`, for a verdict on a sign, is among the claims of the paper that
+    training judged.  `rules` is a digest of the numbers of the rules; `digest` also covers the claim's row with its
+    metric and the code that judged it.  `seen_before_rule`: how many of the claim's results or pairs were known when
+    its rule was written, None if none.  `registration`, for a verdict by training, has the fields of
+    `stages.claims.history.RegistrationMark`.  `device_seconds` to `usd` are the cost of all runs behind the verdict,
+    each counted once.  `labs` has the verdict by each lab's results alone, if another lab has any; `pooled`, the one by
+    the labs' means.
     """
 
     __tablename__ = "verdicts"
@@ -452,12 +450,13 @@ class VerdictRow(Base):
     energy_joules: Mapped[float | None]
     usd: Mapped[float | None]
     labs: Mapped[list[Any]]
+    pooled: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
     runs: Mapped[list[VerdictRun]] = relationship(order_by="VerdictRun.position")
     arms: Mapped[list[VerdictArm]] = relationship(order_by="VerdictArm.position")
 
     @property
     def mark(self) -> str:
-        """`confirmatory`, `exploratory` or `unknown`; empty where no trained model was judged."""
+        """`confirmatory`, `exploratory` or `registration unknown`; empty if no trained model was judged."""
         return mark_of(self.registration)
 
     @property
@@ -466,7 +465,7 @@ class VerdictRow(Base):
 
     @property
     def marked_status(self) -> str:
-        """Status with its standing, as "supported (exploratory)"."""
+        """Status with its mark, as "supported (exploratory)"."""
         return f"{self.status} ({self.mark})" if self.mark else self.status
 
 
@@ -478,7 +477,7 @@ def mark_of(registration: Mapping[str, Any] | None) -> str:
 class VerdictRun(Base):
     """One run behind a verdict: its side and arm, its replicate, and its value.
 
-    None: it diverged, or the claim counts how runs ended; its result says how.
+    `value` is None if the run diverged, or if the claim counts how runs ended, which the result says.
     """
 
     __tablename__ = "verdict_runs"
@@ -495,9 +494,7 @@ class VerdictRun(Base):
 class ClaimChange(Base):
     """A change of a claim's row, or of the rules or the code that judge it, from `data/claims-history.jsonl`.
 
-    `changed`: old and new values by name.  `after_evidence`: results of its experiments were published before it.
-    `alters`: it touched a rule, a metric, a statement or a verdict.  `seen`: of a rule, how many of the claim's own
-    results (pairs, where it is of pairs) had been seen when the rule was written.
+    The columns have the meaning of the fields of `stages.claims.Change`.
     """
 
     __tablename__ = "claim_changes"
@@ -513,11 +510,7 @@ class ClaimChange(Base):
 
 
 class VerdictArm(Base):
-    """An arm of a claim whose metric chooses an epoch for all folds together: `epoch`, from 1, of `epochs`.
-
-    `stderr` is as the paper computes it (DAC, Appendix B), `low` to `high` the 95 % interval of the mean over `n`
-    folds, with the choice of the epoch in it.  `flops` are those of one forward pass of one image.
-    """
+    """An arm of a claim whose metric chooses an epoch for all folds together (`stages.claims.lines.ArmSummary`)."""
 
     __tablename__ = "verdict_arms"
     claim: Mapped[str] = mapped_column(ForeignKey("verdicts.claim"), primary_key=True)
@@ -539,9 +532,8 @@ class VerdictArm(Base):
 class DeviationRow(Base):
     """A recorded difference between what a paper says and what we ran.  `id` is `<paper>.<name>`.
 
-    `code`: what the authors' public code does, where there is any.  `departs`: ours is another than the paper's.
-    `explains`: what it may explain of a comparison, as the arm `tested_by` shows.  `in_titles`: how the titles of the
-    claims that it touches name it, as a choice of ours.
+    `says` is what the paper says; the other columns have the meaning of the fields of
+    `stages.claims.RecordedDeviation`.
     """
 
     __tablename__ = "deviations"
@@ -568,7 +560,7 @@ class ClaimDeviation(Base):
 
 
 class ClaimExperiment(Base):
-    """An experiment that a claim is tested in; a claim with a `*` has several."""
+    """An experiment that tests a claim; a claim with a `*` has several."""
 
     __tablename__ = "claim_experiments"
     claim: Mapped[str] = mapped_column(ForeignKey("claims.id"), primary_key=True)
@@ -578,8 +570,8 @@ class ClaimExperiment(Base):
 class Family(Base):
     """The sentence of a table: the mean gain of its orders, with its interval at `confidence`.
 
-    `ahead` of the `tested` of all `orders` have a gain above 0.  `tau`: standard deviation between orders beyond
-    chance, `p_heterogeneity` of there being none, `i2` its share.
+    There are `orders` in all; `tested` of them have evidence, and `ahead` of those have a gain above 0.  `tau`,
+    `p_heterogeneity` and `i2` describe how much the orders differ (`stages.verdicts.families.Heterogeneity`).
     """
 
     __tablename__ = "families"

@@ -1,11 +1,10 @@
-"""Does one model beat another on a data set?  Judged as a printed order is, for any two models of one experiment."""
+"""Judge whether one model beats another on a data set, for any two models of one experiment, as a printed order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
 
 import numpy as np
 import scipy
@@ -13,9 +12,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from stages.results.claims import CLAIMS
-from stages.results.comparison_rows import ComparedRun, ComparisonRows, load_facts, printed_metrics, values_of
+from stages.results.comparison import ComparedRun, ComparisonRows, load_facts, printed_metrics, values_of
 from stages.results.database import UnknownArm, read_rules
-from stages.results.estimates import FIRST_METRICS, METRICS, Measured, MetricInfo, cut_of_each
+from stages.results.estimates import FIRST_METRICS, Measured, cut_of_each
 from stages.results.tables import ArmRow, Array, Claim, Dataset, ExperimentRow, VerdictRow
 from stages.rules import Rules
 from stages.runs.evidence import unpack_correct
@@ -30,7 +29,9 @@ from stages.verdicts import (
     judge_gain,
     not_tested,
 )
+from stages.verdicts.metrics import METRICS, MetricInfo
 from stages.verdicts.power import least_detected
+from stages.verdicts.value import Pairing
 
 Model = tuple[ExperimentRow, ArmRow]
 Runs = Sequence[ComparedRun]
@@ -42,9 +43,9 @@ class SameModel(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePair:
-    """Two networks of one replicate on the same test images: those that one of them alone gets right.
+    """Two networks of one replicate on the same test images: how many images only one of them gets right.
 
-    `p_value`: two-sided, of McNemar's exact test.  It is about these two networks, not about their kinds.
+    `p_value` is that of McNemar's exact test, two-sided.  It is about these two networks, not about the models.
     """
 
     replicate: int
@@ -75,11 +76,11 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Versus:
-    """The answer to "does `a` beat `b`?"; the verdict has a's gain over b, better positive.
+    """The answer to "does `a` beat `b`?"; the verdict has the gain of a over b, better positive.
 
-    `is_paired`: one experiment trains both.  `cut` says how the runs were shortened, if they were.  `least`: the
-    difference that the plan detects with a chance of 80 %, by a spread that is measured, printed or assumed
-    (`spread_source`).  `claims`: the paper's own on this pair.
+    `is_paired`: one experiment trains both.  `cut` says how the runs were shortened, if they were.  `least` is the
+    difference that the plan detects with a probability of 80 %, given a measured, printed or assumed spread
+    (`spread_source`).  `claims` are those of the paper about this pair.
     """
 
     dataset: Dataset
@@ -110,7 +111,7 @@ class Versus:
 def versus(session: Session, dataset: Dataset, a: str, b: str) -> Versus:
     """Judge the order of two models, each named by its arm, `<experiment>.<arm>` or its title.
 
-    Of several experiments that train both, the one with the strongest evidence answers.
+    If several experiments train both, the one with the strongest evidence is used.
 
     Raises:
         UnknownArm: no experiment on the data set has such a model.
@@ -145,7 +146,8 @@ def versus(session: Session, dataset: Dataset, a: str, b: str) -> Versus:
     claims = [(row.Claim, row.VerdictRow) for row in session.execute(CLAIMS.where(*about))]
     verdict = _judge(one, other, found, facts, metric, rules, images)
     spread, source = _spread(claims, verdict, {one[1].name, other[1].name})
-    least = spread and least_detected(_design(one[0], spread), rules)
+    plan = Design(planned=one[0].replicates, spread=1.0, source="assumed", because="", pairing=_pairing(one[0]))
+    least = spread and least_detected(plan, rules)
     return Versus(
         dataset=dataset,
         metric=metric,
@@ -164,7 +166,7 @@ def versus(session: Session, dataset: Dataset, a: str, b: str) -> Versus:
 
 
 def _named(name: str, known: Iterable[Model]) -> dict[str, Model]:
-    """`{experiment: model}` of this name, which is unique within an experiment."""
+    """Return `{experiment: model}` of this name, which is unique within an experiment."""
     models = list(known)
     for fits in (
         lambda model: name in (model[1].name, f"{model[0].name}.{model[1].name}"),
@@ -177,7 +179,7 @@ def _named(name: str, known: Iterable[Model]) -> dict[str, Model]:
 
 
 def _strongest(facts: ComparisonRows, models: Sequence[Model]) -> Runs:
-    """The runs on real data of the strongest conditions that have all these models of one experiment."""
+    """Return the runs on real data under the strongest conditions that have all these models of one experiment."""
     arms = {arm.name for _, arm in models}
     runs = [run for run in facts.runs.get(models[0][0].name, ()) if run.arm in arms and run.provenance != "embedded"]
     for position in sorted({run.group_position for run in runs}):
@@ -220,47 +222,47 @@ def _judge(
     rules: Rules,
     images: Sequence[ImagePair],
 ) -> Verdict:
-    """The verdict on "the first is better", by the judge of printed orders."""
+    """Judge whether the first model is better, as a printed order."""
     if not runs:
         return not_tested("Not both were trained yet.")
     if not all(_decides(run, rules) for run in runs):
         return not_tested("Only shortened runs so far; they decide nothing.")
     lost = [run.excluded_test_images / (run.test_images + run.excluded_test_images) for run in runs]
     differ = (images[0].a_alone + images[0].b_alone) / images[0].images if images else 1.0
-    design, samples = _design(one[0], 1.0), []
+    samples = []
     for _, arm in (one, other):
         own = [run for run in runs if run.arm == arm.name]
         values = values_of(own, metric, facts)
+        kept = (run for run in own if run.replicate in values or run.status == "diverged")
         observations = (
-            Observation(
-                index=run.replicate, value=values.get(run.replicate), environments=frozenset({run.machine_digest})
-            )
-            for run in own
-            if run.replicate in values or run.status == "diverged"
+            Observation(index=run.replicate, value=values.get(at), environments=frozenset({run.machine_digest}))
+            for run in kept
+            for at in [run.replicate]
         )
         samples.append(Sample(tuple(observations)))
+    pairing = _pairing(one[0])
     return judge_gain(
         GainClaim(gain=1.0, margin=None, better="higher" if metric.better == "higher" else "lower"),
         *samples,
         rules=rules,
-        pairing="fold" if design.pairing == "fold" else "none",
-        planned=design.planned,
+        pairing=pairing,
+        planned=one[0].replicates,
         widening=max(lost) * differ,
-        folds=one[0].protocol["split"]["folds"] if design.pairing == "fold" else None,
+        folds=one[0].protocol["split"]["folds"] if pairing == "fold" else None,
     )
 
 
-def _design(experiment: ExperimentRow, spread: float) -> Design:
-    pairing: Literal["fold", "none"] = "fold" if experiment.protocol["split"]["kind"] == "folds" else "none"
-    return Design(planned=experiment.replicates, spread=spread, source="assumed", because="", pairing=pairing)
+def _pairing(experiment: ExperimentRow) -> Pairing:
+    return "fold" if experiment.protocol["split"]["kind"] == "folds" else "none"
 
 
 def _spread(
     claims: Sequence[tuple[Claim, VerdictRow]], verdict: Verdict, pair: set[str]
 ) -> tuple[float | None, str | None]:
-    """Standard deviation of a difference of two replicates, and its source: ours, else that of a claim's plan.
+    """Return the standard deviation of a difference of two replicates, and its source.
 
-    A claim on this pair comes first, then one on other models of the experiment.
+    It is ours if it was measured, else that of a claim's plan: of a claim about this pair if there is one, or about
+    other models of the experiment.
     """
     if verdict.spread:
         return verdict.spread, "measured"
@@ -272,7 +274,7 @@ def _spread(
 
 
 def _images(session: Session, one: Model, other: Model, runs: Runs) -> tuple[ImagePair, ...]:
-    """Each pair of networks of one replicate whose right answers are kept, image by image."""
+    """Compare the networks of each replicate whose right answers are stored, image by image."""
     kept = dict(
         session.execute(
             select(Array.result_id, Array.content).where(

@@ -1,6 +1,6 @@
-"""Finds contradictions within a result line, which states some facts twice: pure functions of lines.
+"""Finds contradictions within a result line, which states some facts twice; pure functions of lines.
 
-`record`, `publish` and `verify` use it.  Curves are stored with eight digits, and so are the numbers derived from them.
+`record`, `publish` and `verify` use them.  Curves and numbers derived from them are stored with eight digits.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from stages.runs.evidence import COLUMNS, CostLine, Release, ResultLine, Trial, 
 Columns = Mapping[str, Sequence[Any]]
 _EIGHT_DIGITS = 1e-7
 _OTHER_PASS = 1e-3
-"""Relative difference of a loss between the observer's pass over the test set and that of `evaluate`."""
+"""Largest relative difference of a loss between the observer's pass over the test set and that of `evaluate`."""
 _OTHER_CLASS = 0.005
-"""Share of test images whose class may be another one in those two passes, at least one image."""
+"""Largest share of test images whose class differs between those two passes, at least one image."""
 _SECONDS = 6e-5
 """An epoch's seconds are stored with four decimals."""
 _SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion", "macro_f1", "auroc")
@@ -32,20 +32,20 @@ MOST_CONFUSION_BYTES = 1 << 26
 _OF_ALL_IMAGES = (*_SHARES, "loss")
 _OF_ALL_ROWS = ("mse", "log_mse", "selected_mse", "selected_log_mse")
 _FASTEST = {"cpu": {"float32": 4e11, "bfloat16": 5e12}, "cuda": {"float32": 1e14, "tf32": 1.5e15, "bfloat16": 3e15}}
-"""FLOP/s that no thread of a processor and no GPU reaches: above the data sheets of AVX-512, AMX and a B200."""
+"""Upper bounds in FLOP/s, by thread of a processor or by GPU: above the data sheets of AVX-512, AMX and a B200."""
 
 
 def find_contradictions(line: ResultLine) -> list[str]:
-    """The contradictions within `line`, in words; empty if there are none."""
+    """Describe the contradictions within `line`."""
     given = as_curves(line.curves)
     curves = {name: given.column(name) for name in COLUMNS}
     return [*_digests(line), *_status(line), *_check_curves(line, curves), *_metrics(line, curves)]
 
 
 def find_cost_contradictions(line: ResultLine, cost: CostLine) -> list[str]:
-    """The contradictions between a result and its cost."""
+    """Describe the contradictions between a result and its cost."""
     names = ("experiment", "arm", "replicate", "run_key", "environment_digest")
-    found = [f"its cost is that of another {name}" for name in names if getattr(line, name) != getattr(cost, name)]
+    found = [f"its cost belongs to another {name}" for name in names if getattr(line, name) != getattr(cost, name)]
     epochs, spent = len(line.curves), sum(cost.epoch_seconds)
     if len(cost.epoch_seconds) != epochs:
         found.append(f"its cost has the seconds of {len(cost.epoch_seconds)} epochs, its curves have {epochs} epochs")
@@ -55,7 +55,7 @@ def find_cost_contradictions(line: ResultLine, cost: CostLine) -> list[str]:
 
 
 def find_release_contradictions(line: ResultLine, release: Release) -> list[str]:
-    """The contradictions between a rounded model's scores and the share of images that kept their class."""
+    """Describe the contradictions between a rounded model's scores and the share of images that kept their class."""
     found = []
     if release.n != line.data.test_images:
         found.append(f"its released model was scored on {release.n:,} of {line.data.test_images:,} test images")
@@ -69,7 +69,7 @@ def find_release_contradictions(line: ResultLine, release: Release) -> list[str]
 
 
 def find_impossible_times(line: ResultLine, cost: CostLine) -> list[str]:
-    """The contradictions between a training's time and what its device can compute at most."""
+    """Describe the contradictions between a training's time and the most that its device can compute."""
     device, protocol = str(line.environment.get("device", "")).partition(":")[0], line.spec["protocol"]
     forward = next((row.value for row in line.metrics if row.metric.startswith("flops_per_")), 0.0)
     if device not in _FASTEST or not line.curves:
@@ -78,13 +78,16 @@ def find_impossible_times(line: ResultLine, cost: CostLine) -> list[str]:
     peak = _FASTEST[device].get(protocol.get("precision", "float32"), _FASTEST[device]["float32"])
     peak *= line.environment.get("data_parallel", {}).get("world_size", 1)
     peak *= line.environment.get("threads", 1) if device == "cpu" else 1
-    said = f"its training took {cost.train_seconds:.3g} s, its forward passes alone are {flops:.2g} FLOP, and "
-    said += f"{line.environment.get('device_name', device)} computes at most {peak:.1g} a second"
-    return [said] if flops > peak * cost.train_seconds else []
+    if flops <= peak * cost.train_seconds:
+        return []
+    return [
+        f"its training took {cost.train_seconds:.3g} s, its forward passes alone are {flops:.2g} FLOP, and "
+        f"{line.environment.get('device_name', device)} computes at most {peak:.1g} a second"
+    ]
 
 
 def find_repeats(trials: Iterable[Trial]) -> Iterator[tuple[Trial, str]]:
-    """Yield each trial that repeats an earlier one's outcome as another training, or has other data, and which."""
+    """Yield each trial that repeats an earlier one's outcome as another training, or has other data, and the reason."""
     first: dict[tuple[str, str, str], Trial] = {}
     for trial in trials:
         line = trial.result
@@ -96,7 +99,7 @@ def find_repeats(trials: Iterable[Trial]) -> Iterator[tuple[Trial, str]]:
                 yield trial, f"it has the {what} of {earlier.name}: a repeat with the same bits is no second result"
             elif {**earlier.result.spec, "code": None} != {**line.spec, "code": None}:  # other code may be equivalent
                 yield trial, f"it has the {what} of {earlier.name}: one training can't be two replicates"
-        cell = first.setdefault((f"{line.experiment}.{line.arm}.{line.replicate}", line.profile, trial.lab), trial)
+        cell = first.setdefault((line.name, line.profile, trial.lab), trial)
         if trial.lab and cell is not trial:
             yield trial, "its lab has another result of this replicate, and could choose the better one"
         data = line.data
@@ -106,12 +109,12 @@ def find_repeats(trials: Iterable[Trial]) -> Iterator[tuple[Trial, str]]:
 
 
 def compare_canaries(results: Iterable[Any]) -> list[str]:
-    """Results, lines or rows of the database, whose canaries alone differ in their environments."""
+    """Describe results (lines, or rows of the database) whose environments differ only in their canaries."""
     found: dict[str, dict[str, list[str]]] = {}
     for result in results:
         environment = result.environment
         canary = environment.get("process", {}).get("canary", {})
-        if re.fullmatch("[0-9a-f]{12}", canary.get("digest", "")):  # others have none, and say why
+        if re.fullmatch("[0-9a-f]{12}", canary.get("digest", "")):  # others have a reason instead
             listed = canonical_json({**environment, "process": environment["process"] | {"canary": canary["of"]}})
             labels = found.setdefault(listed, {}).setdefault(canary["digest"], [])
             labels.append(f"{result.experiment}.{result.arm}.{result.replicate}")
@@ -121,8 +124,8 @@ def compare_canaries(results: Iterable[Any]) -> list[str]:
             differing = " but ".join(f"{digest} for {', '.join(labels)}" for digest, labels in by_digest.items())
             faults.append(
                 f"CANARIES DIFFER: {differing}. Code, device, versions, variables and fast paths are the same, so "
-                "something that nothing records changed numbers. Look for an edited or reinstalled package, "
-                "another processor, or faulty memory, and train one of each again before believing any"
+                "something unrecorded changed the numbers. Look for an edited or reinstalled package, another "
+                "processor or faulty memory, and train one of each again before you believe any of them"
             )
     return faults
 
@@ -188,7 +191,7 @@ def _metrics(line: ResultLine, curves: Columns) -> Iterator[str]:
     for row in line.metrics:
         whole = _OF_ALL_ROWS if is_table else () if is_text else _OF_ALL_IMAGES
         if row.metric in whole and row.n != line.data.test_images:
-            yield f"{row.metric} is of {row.n} test samples, its data have {line.data.test_images:,}"
+            yield f"{row.metric} was measured on {row.n} test samples, its data have {line.data.test_images:,}"
     if is_table:
         yield from _of_table(curves, values)
     elif is_text:
@@ -208,7 +211,7 @@ def _of_images(line: ResultLine, curves: Columns, values: dict[str, float]) -> I
     n, accuracy = line.data.test_images, values.get("accuracy", math.nan)
     try:
         if line.correct is None:
-            yield "accuracy has no bitmap of correct images behind it"
+            yield "it has an accuracy and no bitmap of correct images"
             return
         size = len(binascii.a2b_base64(line.correct, strict_mode=True))
         right = int(unpack_correct(line.correct, 8 * size).sum())

@@ -1,10 +1,9 @@
-"""Lines of `data/evidence/equivalences.jsonl`: changes of code that were shown to change no number, and their chains.
+"""Lines of `data/evidence/equivalences.jsonl`: code changes that were proven to change no number, and their chains.
 
-`claimcheck equivalent` (`stages.proving`) writes them.  A line is about whole fingerprints: the code before and
-the code after gave, bit by bit, the same state, losses and weights on a path.  A path is what decides which branches
-a training takes: its spec without seeds, and with numbers only as zero or not, trained alone or in a stack, on a CPU.
-The line covers nothing else: no other model, precision, optimiser or device, nor the same code next to modules other
-than those that ran.
+`claimcheck equivalent` (`stages.proving`) writes them.  A line is about whole fingerprints: on a path, the code before
+and the code after gave the same state, losses and weights, bit by bit.  A path decides which branches a training takes.
+It is a spec without seeds, in which numbers count only as zero or not, trained alone or in a stack, on a CPU.
+The line covers nothing else: no other model, precision, optimiser or device, and no other modules than those that ran.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from stages.run import STRICT, canonical_json
-from stages.runs.evidence import EQUIVALENCES, EvidenceError, read_lines, seal
+from stages.runs.evidence import EQUIVALENCES, EvidenceError, SealedLine, read_lines, write_lines
 from stages.runs.fingerprint import code_today, module_digest, source_digest, source_path
 from stages.runs.revisions import GitError, is_full_clone, read_objects
 
@@ -28,10 +27,10 @@ Digests = tuple[str | None, str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """A training with the same result under both codes: which run, how many steps (by batch size), on which data.
+    """A training with the same result under both codes; `steps` has the number of steps by batch size.
 
-    `path` is that of the whole run, `state` the digests of everything compared, by number of threads.  `is_plain`: both
-    without fast paths in C++.
+    `path` is that of the whole run.  `state` has digests of everything compared, by number of threads.  `is_plain`:
+    neither side used fast paths in C++.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -51,25 +50,21 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Digests of all modules of a fingerprint, before and after (None: not part of it), and what ran through them."""
+    """Digests of all modules of a fingerprint, before and after (None: not part of it), and the trainings compared."""
 
     __pydantic_config__: ClassVar = STRICT
     modules: Mapping[str, Digests]
     compared: tuple[Compared, ...]
 
     def code(self, side: Literal[0, 1]) -> dict[str, str]:
-        """The fingerprint before (0) or after (1)."""
+        """Return the fingerprint before (0) or after (1)."""
         return {module: digest for module, pair in self.modules.items() if (digest := pair[side]) is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
-class EquivalenceLine:
-    """One call of `claimcheck equivalent`: revisions before and after, when and where, and what was shown.
+class EquivalenceLine(SealedLine):
+    """One call of `claimcheck equivalent`: the two revisions, time and machine, and what was proven."""
 
-    `digest`: sha256 over the canonical line without it, as in evidence lines.
-    """
-
-    __pydantic_config__: ClassVar = STRICT
     before: str
     after: str
     made: str
@@ -77,11 +72,14 @@ class EquivalenceLine:
     machine: Mapping[str, Any]
     versions: Mapping[str, str]
     proofs: tuple[Proof, ...]
-    digest: str | None = None
+
+    @property
+    def remedy(self) -> str:
+        return f"prove it again (claimcheck equivalent {self.before[:12]})"
 
 
 def path_of(spec: Mapping[str, Any]) -> str:
-    """Sixteen hexadecimal digits over what in a spec selects branches: not code, data, seed nor sizes of numbers."""
+    """Return sixteen hexadecimal digits over what selects branches in a spec: not code, data, seed or sizes."""
     kept = {
         "model": spec["model"],
         "protocol": spec["protocol"],
@@ -102,19 +100,7 @@ def _outline(value: Any) -> Any:
 
 def read_equivalences(root: Path) -> Equivalences:
     """Read the lines of the file below `root`; none if there is no file."""
-    path = root / PATH
-    if not path.is_file():
-        return Equivalences(())
-    lines = read_lines(path, EquivalenceLine)
-    for number, (line, text) in enumerate(zip(lines, path.read_bytes().splitlines(), strict=True), start=1):
-        wanted = seal(json.loads(text))["digest"]
-        if line.digest != wanted:
-            found = f"its digest is {line.digest[:12]}" if line.digest else "it has no digest"
-            raise EvidenceError(
-                f"{path}, line {number}: {found}, its content gives {wanted[:12]}: it was changed since; "
-                f"restore it from git, or prove it again (claimcheck equivalent {line.before[:12]})"
-            )
-    return Equivalences(lines, root)
+    return Equivalences(read_lines(root / PATH, EquivalenceLine), root)
 
 
 def _line_faults(root: Path, number: int, line: EquivalenceLine) -> list[str]:
@@ -148,7 +134,7 @@ def _line_faults(root: Path, number: int, line: EquivalenceLine) -> list[str]:
 
 
 def paths_of(module: str) -> tuple[str, str]:
-    """The two paths below the root at one of which a module's source is."""
+    """Return the two possible paths of a module's source, relative to the root."""
     base = module.replace(".", "/")
     return f"{base}.py", f"{base}/__init__.py"
 
@@ -157,18 +143,18 @@ def append_line(root: Path, line: EquivalenceLine) -> None:
     """Add the line, with its digest, to the file below `root`."""
     path = root / PATH
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(canonical_json(seal(json.loads(json.dumps(asdict(line))))) + "\n")
+    with path.open("ab") as file:
+        file.write(write_lines([line]))
 
 
 Code = Mapping[str, str]
 Edge = tuple[str, str, int]
-"""Two fingerprints, and the number of the line that takes the first to the second."""
+"""Two fingerprints, and the number of the line that proves them equal."""
 
 
 @dataclass(frozen=True)
 class Equivalences:
-    """Chains of lines from one fingerprint to another; without lines, every question is free.
+    """Chains of lines from one fingerprint to another.
 
     With a `root`, a line counts only if the revisions that it names have the code that it names.
     """
@@ -189,42 +175,40 @@ class Equivalences:
         return bool(self.lines)
 
     def chain(self, spec: Mapping[str, Any], environment: Mapping[str, Any], code: Code) -> tuple[int, ...] | None:
-        """Numbers of the lines in the shortest chain from the run's own code to `code`; None if there is no chain.
+        """Return the numbers of the lines in the shortest chain from the run's own code to `code`, or None.
 
-        There is none for a run that wasn't made by one process on a CPU, nor by lines of which git lacks a revision.
+        A run that wasn't trained by one process on a CPU has no chain.  A line counts only if git has its revisions.
         """
         if spec["code"] == code:
             return ()
         if not self.lines or not is_of_one_cpu(environment):
             return None
         edges = self._edges.get((path_of(spec), "stacked" in environment), [])
-        target = canonical_json(code)
-        for reached, numbers in _walk(canonical_json(spec["code"]), edges):
-            if reached == target:
-                return numbers if self.hold(numbers) else None
-        return None
+        numbers = dict(_walk(canonical_json(spec["code"]), edges)).get(canonical_json(code))
+        return numbers if numbers and self.hold(numbers) else None
 
     def hold(self, numbers: Iterable[int]) -> bool:
-        """True if git has the revisions of these lines, or can't be asked."""
+        """Return True if git has the revisions of these lines, or can't be asked."""
         found = [fault for number in numbers for fault in self.faults(number)]
         if wrong := [fault for fault in found if " has another " in fault]:
             raise EvidenceError("; ".join(wrong))
         return not found
 
     def faults(self, number: int) -> list[str]:
-        """The revisions of a line that git lacks or that have other code than it says; none in a shallow clone."""
+        """Describe revisions of a line that git lacks or that have other code than it says; none in a shallow clone."""
         if number not in self._faults and self.root is not None:
             self._faults[number] = _line_faults(self.root, number, self.lines[number - 1])
         return self._faults.get(number, [])
 
     def today(self, spec: Mapping[str, Any], environment: Mapping[str, Any]) -> tuple[int, ...] | None:
-        """`chain` to the code of the run's training in this tree."""
+        """Return the `chain` to the code of the run's training in this tree."""
         code = code_today(spec) if self.lines else None
         return None if code is None else self.chain(spec, environment, code)
 
     def earlier(self, spec: Mapping[str, Any]) -> list[tuple[Code, bool, tuple[int, ...]]]:
-        """Other fingerprints whose outcomes are those of `spec`, nearest first: trained in a stack or not, by which
-        lines.
+        """Return other fingerprints with the same outcome as `spec`, nearest first.
+
+        Each comes with whether its run was stacked, and the numbers of the lines that prove it.
         """
         if not self.lines:
             return []
@@ -238,7 +222,7 @@ class Equivalences:
         return sorted(found, key=lambda item: len(item[2]))
 
     def loose_ends(self) -> list[str]:
-        """Lines that lead nowhere: the module they end at is neither in the tree nor continued by a later line."""
+        """Describe lines whose resulting code is neither in the tree nor the start of a later line."""
         found = []
         for number, line in enumerate(self.lines, start=1):
             later = {
@@ -253,20 +237,20 @@ class Equivalences:
             lost = sorted({module for module, path, digest in ends if not path or module_digest(path) != digest})
             if lost:
                 found.append(
-                    f"{PATH}, line {number}: {', '.join(lost)} {'is' if len(lost) == 1 else 'are'} not in the tree as "
-                    "the line leaves it, and no later line takes it further: runs of older code are not current by it; "
-                    f"`claimcheck equivalent {line.after[:12]}` shows whether the change since changes no number"
+                    f"{PATH}, line {number}: {', '.join(lost)} changed after it, and no later line covers that change: "
+                    f"runs of older code are not current by it; `claimcheck equivalent {line.after[:12]}` shows "
+                    "whether the change leaves all numbers the same"
                 )
         return found
 
 
 def is_of_one_cpu(environment: Mapping[str, Any]) -> bool:
-    """True if a single process trained on a CPU, as both sides of every line did."""
+    """Return True if a single process trained on a CPU, as both sides of every line did."""
     return str(environment.get("device", "")).startswith("cpu") and "data_parallel" not in environment
 
 
 def _walk(start: str, edges: Iterable[Edge]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Everything that the edges lead to from `start`, nearest first, each with the numbers of the lines on the way."""
+    """Yield every fingerprint that can be reached from `start`, nearest first, with the numbers of the lines."""
     following: dict[str, list[tuple[str, int]]] = {}
     for source, target, number in edges:
         following.setdefault(source, []).append((target, number))

@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, overload
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import PlainValidator, TypeAdapter, ValidationError
 
 from stages.faults import Mistake
 from stages.run import STRICT, canonical_json, environment_digest
@@ -62,17 +63,25 @@ class Curves(Sequence[EpochRow]):
         self._rows: tuple[EpochRow, ...] | None = None
 
     @classmethod
-    def read(cls, columns: Mapping[Any, Any]) -> Curves:
+    def read(cls, columns: Any) -> Curves:
         """Read columns from a file.
 
         Raises:
             ValueError: a column is unknown, missing, shorter than another, or contains something other than numbers.
         """
+        if not isinstance(columns, Mapping):
+            raise ValueError("expected an object with a list per column")
         if unknown := [name for name in columns if name not in COLUMNS]:
             raise ValueError(f"unknown column {unknown[0]}; known: {', '.join(COLUMNS)}")
         if columns and (missing := [name for name in _IN_EVERY_EPOCH if name not in columns]):
             raise ValueError(f"column {missing[0]} is missing")
-        read = {name: _read_column(name, column) for name, column in columns.items()}
+        read = {}
+        for name, column in columns.items():
+            try:
+                read[name] = _IN_EVERY_EPOCH.get(name, _IN_SOME_EPOCHS).validate_python(column, strict=False)
+            except ValidationError as error:
+                first = error.errors()[0]
+                raise ValueError(f"{'.'.join([name, *map(str, first['loc'])])}: {first['msg']}") from None
         if len({len(column) for column in read.values()}) > 1:
             raise ValueError(f"columns have different lengths: {', '.join(f'{n} {len(read[n])}' for n in read)}")
         return cls(read)
@@ -111,15 +120,6 @@ class Curves(Sequence[EpochRow]):
 
     def __repr__(self) -> str:
         return f"Curves({self._columns!r})"
-
-
-def _read_column(name: str, column: Any) -> Sequence[Any]:
-    try:
-        return _IN_EVERY_EPOCH.get(name, _IN_SOME_EPOCHS).validate_python(column, strict=False)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key_path = ".".join([name, *map(str, first["loc"])])
-        raise ValueError(f"{key_path}: {first['msg']}") from None
 
 
 def as_curves(rows: Sequence[EpochRow]) -> Curves:
@@ -161,11 +161,6 @@ class Measurement:
     n: int | None = None
 
 
-def _curves(value: Any, validate: ValidatorFunctionWrapHandler) -> Sequence[EpochRow]:
-    """Read a line's columns as curves; validate anything else as a list of epochs."""
-    return Curves.read(value) if isinstance(value, Mapping) else validate(value)
-
-
 @dataclass(frozen=True, kw_only=True)
 class DataUsed:
     """The packed data behind a result; `test_images` counts those scored, `excluded_test_images` those left out."""
@@ -181,7 +176,7 @@ class DataUsed:
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """Point at which the loss stopped being finite: after `last_finite_step`, at or before `step`."""
+    """Point at which the loss stopped being finite: after `last_finite_step`, at `step` or earlier."""
 
     __pydantic_config__: ClassVar = STRICT
     step: int
@@ -211,12 +206,16 @@ class ResultLine:
     environment_digest: str
     environment: Mapping[str, Any]
     metrics: tuple[Measurement, ...]
-    curves: Annotated[Sequence[EpochRow], WrapValidator(_curves)]
+    curves: Annotated[Sequence[EpochRow], PlainValidator(Curves.read)]
     weights_sha256: str | None = None
     correct: str | None = None
     confusion: str | None = None
     divergence: Divergence | None = None
     observed: Mapping[Moment, Layers] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.experiment}.{self.arm}.{self.replicate}"
 
     @property
     def machine_digest(self) -> str:
@@ -289,46 +288,59 @@ class Release:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvidenceLine:
-    """A published result with its cost and origin, and with `release` if its model is in git.
+class SealedLine(ABC):
+    """A line with `digest`, the sha256 of the canonical line without it, which `write_lines` computes.
 
-    `states`: sha256 of the resume states that its lab can deposit, by the number of epochs before them.
-    `write_lines` computes `digest`, the sha256 of the canonical line without it.  A line without a digest, or with a
-    wrong one, is rejected.
+    A line without a digest, or with a wrong one, is rejected.
     """
 
     __pydantic_config__: ClassVar = STRICT
+    digest: str | None = None
+
+    @property
+    @abstractmethod
+    def remedy(self) -> str:
+        """Advice on how to make such a line again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceLine(SealedLine):
+    """A published result with its cost and origin, and with `release` if its model is in git.
+
+    `states`: sha256 of the resume states that its lab can deposit, by the number of epochs before them.
+    """
+
     result: ResultLine
     cost: CostLine
     origin: Origin
     release: Release | None = None
     states: Mapping[str, str] | None = None
-    digest: str | None = None
+
+    @property
+    def remedy(self) -> str:
+        return f"publish {self.result.name} again (claimcheck publish {self.result.experiment})"
 
 
 def write_lines(lines: Iterable[Any]) -> bytes:
     """Serialise each line as canonical JSON, in sorted order, so that equal lines give equal bytes.
 
-    Optional fields that are None are left out.  Evidence lines get their digest.
+    Optional fields that are None are left out.  Sealed lines get their digest.
     """
     texts = sorted(
-        canonical_json(seal(_plain(line)) if isinstance(line, EvidenceLine) else _plain(line)) for line in lines
+        canonical_json(seal(_plain(line)) if isinstance(line, SealedLine) else _plain(line)) for line in lines
     )
     return "".join(f"{text}\n" for text in texts).encode()
 
 
 def seal(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON object of an evidence line with its digest."""
+    """Return the JSON object of a line with its digest."""
     unsealed = {name: value for name, value in line.items() if name != "digest"}
     return unsealed | {"digest": hashlib.sha256(canonical_json(unsealed).encode()).hexdigest()}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, ResultLine):
-        parts = {
-            field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.name != "curves"
-        }
-        given = {name: _plain(part) for name, part in parts.items() if part is not None}
+        given = {name: _plain(part) for name, part in vars(value).items() if part is not None and name != "curves"}
         return given | {"curves": given_columns(value.curves)}
     if dataclasses.is_dataclass(value):
         pairs = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
@@ -360,26 +372,25 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
             first = error.errors()[0]
             key_path = ".".join(str(part) for part in first["loc"])
             raise EvidenceError(f"{path}, line {number}: {key_path or 'line'}: {first['msg']}") from None
-        if isinstance(lines[-1], EvidenceLine):
+        if isinstance(lines[-1], SealedLine):
             _check_digest(f"{path}, line {number}", lines[-1], text)
     return lines
 
 
-def _check_digest(where: str, line: EvidenceLine, text: bytes) -> None:
+def _check_digest(where: str, line: SealedLine, text: bytes) -> None:
     # text as written by `write_lines` needn't be parsed again
     unsealed = text.replace(f'"digest":"{line.digest}",'.encode(), b"", 1)
     if hashlib.sha256(unsealed).hexdigest() == line.digest:
         return
-    name = f"{line.result.experiment}.{line.result.arm}.{line.result.replicate}"
     try:
         wanted = seal(json.loads(text))["digest"]
     except ValueError as error:
-        raise EvidenceError(f"{where}: {name}: {error}") from None
+        raise EvidenceError(f"{where}: {error}") from None
     if line.digest != wanted:
         found = f"its digest is {line.digest[:12]}" if line.digest else "it has no digest"
         raise EvidenceError(
-            f"{where}: {name}: {found}, its content gives {wanted[:12]}: it was changed after it was published; "
-            f"restore it from git, or publish it again (claimcheck publish {line.result.experiment})"
+            f"{where}: {found}, its content gives {wanted[:12]}: it was changed after it was published; "
+            f"restore it from git, or {line.remedy}"
         )
 
 
@@ -456,8 +467,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        line = self.result
-        return f"{line.experiment}.{line.arm}.{line.replicate}{f' of {self.lab}' if self.lab else ''}"
+        return f"{self.result.name}{f' of {self.lab}' if self.lab else ''}"
 
     @property
     def device(self) -> str:

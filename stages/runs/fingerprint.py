@@ -1,10 +1,10 @@
-"""Digest of the code that a run executes: `{module: sha256 of its source}` over a static import closure.
+"""Computes the digest of the code that a run executes: `{module: sha256 of its source}` over a static import closure.
 
-Everything that a run imports is included, wherever it lies.  Comments, docstrings and
-blank lines don't count, so that explaining the code invalidates nothing.  The source text itself is hashed, not a
-dumped syntax tree or a list of tokens: both differ between Python 3.11 and 3.13.  Fast paths (`stages.ops.fast`) are
-tested against their equation and left out; so is `stages.run`, whose values are in the key.  An installed package that
-a run's code imports has its version in place of a digest: `timm==1.0.31`.
+Everything that a run imports is included, wherever it is.  Comments, docstrings and blank lines don't count, so that
+better comments invalidate nothing.  The digest is over the source text and not over a syntax tree or tokens, because
+both differ between Python 3.11 and 3.13.  Fast paths (`stages.ops.fast`) are left out, because they are tested against
+their equation, and so is `stages.run`, whose values are in the key.  An installed package that a run's code imports has
+its version instead of a digest: `timm==1.0.31`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stages import LOADED, is_installed, papers_folder
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent.parent
 
-# What a run executes besides its model, with everything imported: the code that drives it, and its data's task.
+# A run executes these modules in addition to its model's, with everything that they import, by kind of data.
 TRAINING_ROOTS = {
     "images": ("stages.training.session", "stages.training.images"),
     "table": ("stages.training.session", "stages.training.tables"),
@@ -37,14 +37,14 @@ TRAINING_ROOTS = {
 
 _FAST = "stages.ops.fast"
 _KEYED_BY_VALUE = {"stages.run"}
-# Keyed only by their own text: the first two choose among modules, and their choice is a root; the last imports only
-# what it needs to word its errors.
+# Their imports aren't followed: the first two choose among modules, and the chosen one is a root; the last imports only
+# what its error messages need.
 CHOOSING = {"stages.training.kinds", "stages.papers", "stages.datasets.packed"}
-_PINNED = {"torch", "numpy", "safetensors", "triton"} | sys.stdlib_module_names  # not looked for
+_PINNED = {"torch", "numpy", "safetensors", "triton"} | sys.stdlib_module_names  # needn't be searched for
 
 
 def source_path(module: str) -> Path | None:
-    """File of a module, ours or a user's; None if it belongs to an installed package, has no file, or is no module."""
+    """Return the file of a module of ours or a user's; None if it is installed, has no file, or is no module."""
     top, *names = module.split(".")
     if top != "stages":
         spec = None if is_pinned(top) else find_spec_of(module)
@@ -58,7 +58,7 @@ def source_path(module: str) -> Path | None:
 
 @cache
 def is_pinned(module: str) -> bool:
-    """True if a module comes with Python or an installed package; False if it can't be found."""
+    """Return True if a module comes with Python or an installed package; False if it can't be found."""
     top = module.partition(".")[0]
     spec = None if top in _PINNED else _find(top)
     if spec is None:
@@ -86,13 +86,13 @@ def _find(top: str) -> ModuleSpec | None:
     """Find as an import would, or next to `stages`."""
     try:
         found = importlib.util.find_spec(top)
-    except (ImportError, ValueError):  # the latter where something was put among the modules that was never imported
+    except (ImportError, ValueError):  # ValueError: `sys.modules` has an object that was never imported
         found = None
     return found or PathFinder.find_spec(top, [str(PACKAGE_ROOT)])
 
 
 def significant_text(source: str) -> str:
-    """`source` without comments, docstrings and blank lines; the rest is unchanged."""
+    """Return `source` without comments, docstrings and blank lines; the rest is unchanged."""
     lines = [line.encode() for line in source.splitlines()]  # syntax trees count columns in bytes
     for (first, start), (last, end) in sorted(_insignificant_spans(source), reverse=True):
         lines[first - 1 : last] = [lines[first - 1][:start] + lines[last - 1][end:]]
@@ -103,7 +103,7 @@ Span = tuple[tuple[int, int], tuple[int, int]]
 
 
 def _insignificant_spans(source: str) -> list[Span]:
-    """(line, byte column) of the start and the end of each comment and docstring."""
+    """Return (line, byte column) of the start and the end of each comment and docstring."""
     lines = source.splitlines()
     spans: list[Span] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline) if "#" in source else ():
@@ -128,7 +128,7 @@ def _tree(source: str) -> ast.Module:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Every statement within a node, with the parts that hold some: where imports and definitions are."""
+    """Yield every statement within a node, and the clauses that contain statements."""
     for field in ("body", "handlers", "cases", "orelse", "finalbody"):
         inside = getattr(node, field, ())
         for inner in inside if isinstance(inside, list) else ():
@@ -138,11 +138,11 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 @cache
 def imported_modules(module: str) -> set[str]:
-    """Modules, ours or a user's, that `module` imports anywhere in its file, found by reading it.
+    """Return the modules, ours or a user's, that `module` imports anywhere in its file; found without importing it.
 
-    A user's package runs its own file first, whichever of its modules is imported.
+    The import of any module of a user's package runs the package's own file first, so that is included.
     """
-    found = {name for asked in _imports(module) for name in (asked.module, *asked.names)}
+    found = {name for imported in _imports(module) for name in (imported.module, *imported.names)}
     for parts in [name.split(".") for name in found if not name.startswith("stages.")]:
         found |= {".".join(parts[:count]) for count in range(1, len(parts))}
     return {name for name in found if source_path(name) is not None}
@@ -150,7 +150,10 @@ def imported_modules(module: str) -> set[str]:
 
 @dataclass(frozen=True)
 class _Import:
-    """A module that an import statement names, what it takes of it, which may be modules, and whether it may fail."""
+    """A module that an import statement names; `names` that it imports from there, which may be modules, too.
+
+    An import is optional if the code handles its failure.
+    """
 
     module: str
     names: tuple[str, ...]
@@ -176,7 +179,7 @@ def _imports(module: str) -> tuple[_Import, ...]:
 
 
 def _may_fail(node: ast.AST) -> bool:
-    """True for a `try` around imports, and for code that only a type checker reads."""
+    """Return True for a `try` that handles failed imports, and for code that only a type checker reads."""
     if isinstance(node, ast.Try):
         caught = {name for handler in node.handlers for name in ast.unparse(handler.type or node).split()}
         return any("ImportError" in name or "ModuleNotFoundError" in name for name in caught)
@@ -184,7 +187,7 @@ def _may_fail(node: ast.AST) -> bool:
 
 
 def import_closure(roots: Iterable[str]) -> set[str]:
-    """`roots` and everything that they import, directly or indirectly, without installed packages and fast paths."""
+    """Return `roots` and everything that they import, directly or not, except installed packages and fast paths."""
     return reachable(
         roots,
         lambda module: [] if module in CHOOSING else [name for name in imported_modules(module) if not is_fast(name)],
@@ -192,12 +195,12 @@ def import_closure(roots: Iterable[str]) -> set[str]:
 
 
 def is_fast(module: str) -> bool:
-    """True for the package of fast paths and its modules, which are in no run key."""
+    """Return True for the package of fast paths and its modules, which are in no run key."""
     return f"{module}.".startswith(f"{_FAST}.")
 
 
 def _is_module(name: str) -> bool:
-    """True if there is such a module, or a package without a file of its own."""
+    """Return True if there is such a module, or a package without a file of its own."""
     if source_path(name) is not None:
         return True
     if name.startswith("stages."):
@@ -206,7 +209,7 @@ def _is_module(name: str) -> bool:
 
 
 def reachable(roots: Iterable[str], next_of: Callable[[str], Iterable[str]]) -> set[str]:
-    """`roots` and everything that `next_of` leads to from them."""
+    """Return `roots` and everything that can be reached from them by `next_of`."""
     seen: set[str] = set()
     queue = list(roots)
     while queue:
@@ -219,13 +222,13 @@ def reachable(roots: Iterable[str], next_of: Callable[[str], Iterable[str]]) -> 
 
 @cache
 def source_digest(source: str) -> str:
-    """Sixteen hexadecimal digits over the source's significant text."""
+    """Return sixteen hexadecimal digits over the source's significant text."""
     return hashlib.sha256(significant_text(source).encode()).hexdigest()[:16]
 
 
 @cache
 def module_digest(path: Path) -> str:
-    """Digest of the source, or of the bytes of a compiled module, whose source is unknown."""
+    """Return the digest of the source, or of a compiled module's bytes, because its source is unknown."""
     if path.suffix != ".py":
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return source_digest(_source(path))
@@ -233,7 +236,7 @@ def module_digest(path: Path) -> str:
 
 @cache
 def _source(path: Path) -> str:
-    """Read source that can be parsed.
+    """Read a module's source.
 
     Raises:
         SyntaxError: it can't be parsed, or isn't text; the error names the file.
@@ -250,10 +253,10 @@ def _source(path: Path) -> str:
 
 
 def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
-    """`{module: digest}` over the import closure of `roots`, without modules that contain no code.
+    """Return `{module: digest}` over the import closure of `roots`, without modules that contain no code.
 
     Raises:
-        ModuleNotFoundError: a root is no module, or something that is imported can't be found.
+        ModuleNotFoundError: a root is no module, or an imported module can't be found.
     """
     roots = list(roots)
     for root in roots:
@@ -261,11 +264,11 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
             raise ModuleNotFoundError(f"{root} is not a module below {PACKAGE_ROOT.name}/stages")
     closure = import_closure(roots) - _KEYED_BY_VALUE
     for module in sorted(closure):
-        for asked in _imports(module):
-            if not asked.is_optional and not is_pinned(asked.module) and not _is_module(asked.module):
+        for imported in _imports(module):
+            if not imported.is_optional and not is_pinned(imported.module) and not _is_module(imported.module):
                 raise ModuleNotFoundError(
-                    f"{source_path(module)}: imports {asked.module}, which can't be found, so it is unknown what would "
-                    "run: install it, put its folder on PYTHONPATH, or put it next to stages"
+                    f"{source_path(module)}: imports {imported.module}, which can't be found, so the code that would "
+                    "run is unknown: install it, put its folder on PYTHONPATH, or put it next to stages"
                 )
     paths = {module: source_path(module) for module in sorted(closure)}
     digests = {module: module_digest(path) for module, path in paths.items() if path is not None}
@@ -275,7 +278,7 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
 
 
 def package_versions(modules: Iterable[str]) -> dict[str, str]:
-    """`{package: distribution==version}` of the installed packages among `modules`, but those of every environment."""
+    """Return `{package: distribution==version}` of installed packages among `modules`, except those always pinned."""
     tops = {module.partition(".")[0] for module in modules} - _PINNED - {"stages"}
     return {top: version for top in sorted(tops) if is_pinned(top) and (version := _version(top)) is not None}
 
@@ -293,12 +296,12 @@ IMPORTED_MODEL, RECIPE = "stages.papers.imported.model:ImportedModel", "stages.t
 
 
 def model_addresses(path: str, arguments: Mapping[str, Any]) -> list[str]:
-    """`module:name` of a model, and of the callable that an imported one is made by."""
+    """Return `module:name` of a model and, if it is imported, of the callable that builds it."""
     return [path, *([arguments["address"]] if path == IMPORTED_MODEL else [])]
 
 
 def imported_modules_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """Modules that a spec names itself: its model's and its optimiser's callable, and those that its recipe uses."""
+    """Return the modules that a spec names: those of its model's and optimiser's callables, and of its recipe."""
     protocol = spec["protocol"]
     names = model_addresses(**spec["model"])[1:]
     names += [protocol["optimizer"]["address"]] if "address" in protocol["optimizer"] else []
@@ -309,7 +312,7 @@ def imported_modules_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
 
 @cache
 def training_code(kind: str, model_path: str, optimizer: str, *others: str) -> Mapping[str, str]:
-    """Fingerprint of a training's code; an optimiser of ours is the module with its name; `others` are more roots.
+    """Return the fingerprint of a training's code; `others` are additional roots.
 
     Raises:
         ModuleNotFoundError: the model's module, or another one, can't be found.
@@ -320,39 +323,33 @@ def training_code(kind: str, model_path: str, optimizer: str, *others: str) -> M
 
 
 def kind_of(spec: Mapping[str, Any]) -> str:
-    """The kind of data of a spec: images have a mean per channel, a text's model has a context."""
+    """Return the kind of data of a spec: images have a mean per channel, and a text's model has a context."""
     if spec["protocol"].get("mean"):
         return "images"
     return "text" if "context" in spec["model"]["arguments"] else "table"
 
 
 def code_today(spec: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """Fingerprint of the training of `spec` in this tree, whatever its own says; None if it can't be trained."""
+    """Return the fingerprint that the training of `spec` has in this tree; None if it can't be trained."""
     try:
         optimizer = spec["protocol"]["optimizer"]["name"]
         return training_code(kind_of(spec), spec["model"]["path"], optimizer, *imported_modules_of(spec))
-    except (ModuleNotFoundError, KeyError, TypeError):  # the latter for something that isn't a spec
+    except (ModuleNotFoundError, KeyError, TypeError):  # KeyError or TypeError: this isn't a spec
         return None
 
 
 def changed_modules(spec: Mapping[str, Any]) -> list[str]:
-    """Modules of a run's fingerprint whose source has changed or is gone, and modules that the fingerprint lacks."""
+    """Return the modules of a run's fingerprint whose source has changed or is gone, and those that it lacks."""
     code, today = spec["code"], code_today(spec)
-    changed = {module for module, digest in code.items() if digest_today(module) != digest}
+    paths = {module: source_path(module) for module in code}
+    digests = {module: module_digest(path) for module, path in paths.items() if path is not None}
+    digests |= package_versions(module for module, path in paths.items() if path is None)
+    changed = {module for module, digest in code.items() if digests.get(module) != digest}
     return sorted(changed | (set(today or code) - set(code)))
 
 
-def digest_today(module: str) -> str | None:
-    """A module's digest in this tree, or an installed package's version; None if there is no such module."""
-    path = source_path(module)
-    return package_versions([module]).get(module) if path is None else module_digest(path)
-
-
 def unlike_loaded(code: Mapping[str, str]) -> list[str]:
-    """Modules of a run's fingerprint that this process loaded from different source: it doesn't run the run's code.
-
-    Also packages of which another version is installed.
-    """
+    """Return the modules of a run's fingerprint that this process loaded from other source, and changed packages."""
     return sorted(
         module
         for module, digest in code.items()

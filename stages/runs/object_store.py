@@ -1,4 +1,4 @@
-"""The store in an object store, by URL: several machines without a common file system train into it."""
+"""The run store in an object store, which several machines without a common file system share by its URL."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class ObjectStore:
         blobs/<sha256>            files of outcomes
         work/<run or stack>/…     states of trainings in progress
 
-    A record changes only by compare-and-swap on its e-tag.  Publishing is one such change, by the holder of the newest
-    token, to a record that names digests of files that were all written before: an outcome is published once, whole,
-    and never by a process that was taken over.  The manifest follows, for readers and listings; whoever claims a run
-    whose record has an outcome and no manifest writes it.  A file's digest is checked when it is read; what was read is
-    kept below the folder `kept` of this machine.
+    A record changes only by compare-and-swap on its e-tag.  To publish an outcome, the holder of the newest token
+    writes all files first, and then changes the record, which names their digests.  An outcome is therefore published
+    once, whole, and never by a process that has lost its lease.  The manifest follows, for readers and listings; if it
+    is missing, the next process that claims the run writes it.  A file's digest is checked when the file is read, and
+    the file is kept below this machine's folder `kept`.
 
-    `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`; keys and endpoints come from the environment,
-    by the names that the providers' own tools use (AWS_ENDPOINT_URL for another store that speaks S3).
+    The URL is `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.  Keys and endpoints come from the
+    environment variables of the providers' own tools (AWS_ENDPOINT_URL for another store with S3's interface).
     """
 
     poll_seconds = 2.0
@@ -97,11 +97,11 @@ class ObjectStore:
             yield item.name.removeprefix(f"{RUNS}/").removesuffix(".json")
 
     def published(self, run_key: str) -> Path | None:
-        """Folder of a complete outcome, or None; it is fetched if it wasn't yet, and set aside if that is damaged."""
+        """Return the folder of a complete outcome, or None; fetch it first if necessary."""
         return self.cache.published(run_key) or self._fetch(run_key)
 
     def whole(self, run_key: str) -> Path | None:
-        """Folder of a complete outcome whose digests match, or None; a damaged copy here is fetched again."""
+        """Return the folder of a complete outcome whose digests match, or None; fetch a damaged copy again."""
         return self.cache.whole(run_key) or self._fetch(run_key)
 
     def _fetch(self, run_key: str) -> Path | None:
@@ -132,7 +132,7 @@ class ObjectStore:
         return None
 
     def publish(self, run_key: str, files: Mapping[str, bytes]) -> Path:
-        """Publish an outcome without a lease, as `dvc pull` brings it; a process that trains the run loses it."""
+        """Publish an outcome that `dvc pull` fetched; a process that trains the run loses its lease."""
         digests = self.upload(files)
         while True:
             record, tag = self.read(run_key)
@@ -145,7 +145,7 @@ class ObjectStore:
 
     def publish_leased(self, run_key: str, files: Mapping[str, bytes], change: ChangeRecord) -> Path:
         digests = digests_of(files)
-        # named before they are written, so that they aren't taken for leftovers
+        # named before they are written, so that `claimcheck gc` doesn't remove them
         record = change(lambda mine: mine if mine.is_published else replace(mine, files=digests))
         if not record.is_published:
             self.upload(files)
@@ -153,14 +153,14 @@ class ObjectStore:
         return self.finish(run_key, record, files)
 
     def upload(self, files: Mapping[str, bytes]) -> dict[str, str]:
-        """Write the files under their digests, which are returned by name."""
+        """Write the files under their digests; return the digests by name."""
         digests = digests_of(files)
         for name, content in files.items():
             self.bucket.put(_blob(digests[name]), content)
         return digests
 
     def finish(self, run_key: str, record: Record, files: Mapping[str, bytes] | None = None) -> Path:
-        """After the record: the manifest, the copy here, and no scratch any more."""
+        """Complete a publication whose record is written: write the manifest and the local copy, drop the scratch."""
         self.mend(run_key, record)
         self.scratch.drop(run_key)
         if files is not None and digests_of(files) == dict(record.files):
@@ -175,9 +175,9 @@ class ObjectStore:
         self.bucket.create(_manifest(run_key), json.dumps(record.files, sort_keys=True).encode())
 
     def named_blobs(self) -> set[str]:
-        """Names of all files that an outcome has, or will have once its holder publishes it.
+        """Return the names of all files of outcomes that are published or about to be.
 
-        A published outcome keeps its files also where its record was deleted: then the manifest names them.
+        If a published outcome's record was deleted, its manifest names the files.
         """
         keys = {item.name.removeprefix(f"{LEASES}/").removesuffix(".json") for item in self.bucket.list(LEASES)}
         with ThreadPoolExecutor() as pool:
@@ -186,7 +186,7 @@ class ObjectStore:
         return {_blob(digest) for files in named for digest in files.values()}
 
     def _manifest_of(self, run_key: str) -> dict[str, str]:
-        """Digests of the outcome's files, none if it isn't there any more."""
+        """Return the digests of the outcome's files; none if it is gone."""
         found = self.bucket.get(_manifest(run_key))
         try:
             return {} if found is None else dict(json.loads(found[0]).items())
@@ -194,7 +194,7 @@ class ObjectStore:
             raise StoreFault(self.address, f"{_manifest(run_key)} can't be read: delete it") from None
 
     def read(self, run_key: str) -> tuple[Record, str | None]:
-        """The run's record and its e-tag; an empty one and None if it has none."""
+        """Return the run's record and its e-tag; an empty record and None if there is none."""
         found = self.bucket.get(_record(run_key))
         if found is None:
             return Record(), None
@@ -207,7 +207,7 @@ class ObjectStore:
     def write(
         self, run_key: str, record: Record, tag: str | None, files: Mapping[str, bytes] | None = None
     ) -> str | None:
-        """Change the record whose e-tag is `tag` (None: make it); its new e-tag, or None if it was another's turn."""
+        """Change the record whose e-tag is `tag` (None: create it); return the new e-tag, or None if `tag` is old."""
         content = record.to_bytes()
         if tag is None:
             return self.bucket.create(_record(run_key), content)
@@ -232,24 +232,24 @@ KEYS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 """Environment variables that hold the keys, by scheme."""
-PATIENCE_SECONDS = 120.0
+RETRY_SECONDS = 120.0
 LATE_SECONDS = 10.0
-"""An answer that takes as long is late: the store was away, and from others, too."""
+"""An answer that takes longer is late: the store was unreachable, for other processes, too."""
 _REQUEST_SECONDS = 60
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _PAGE = 1000
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
-"""What the providers call it."""
+"""The providers' error codes for a missing bucket."""
 _METADATA = "169.254.169.254"
-"""A cloud's machine asks its role there; any machine whose environment has no keys tries to."""
+"""Address at which a cloud's machine gets its role; any machine without keys in its environment tries it."""
 _REFUSED = re.compile(r"status code: (?!408|409|412|425|429)4\d\d(?!.*RequestTimeout)|configured region", re.DOTALL)
-"""Answers that stay the same however often the request is sent again."""
+"""Errors that don't go away if the request is sent again."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AZURE_STORAGE_ENDPOINT")
 T = TypeVar("T")
 
 
 class StoreFault(OSError):
-    """An object store that can't be used, or hasn't answered for long; `filename` is its URL."""
+    """An object store that can't be used, or that hasn't answered for long; `filename` is its URL."""
 
     def __init__(self, url: str, words: str) -> None:
         super().__init__(None, words, url)
@@ -263,7 +263,7 @@ class StoreFault(OSError):
 
 @dataclass(frozen=True)
 class Item:
-    """An object in a listing: its name, size in bytes, and last change by the store's clock (seconds since 1970)."""
+    """An object in a listing; `changed` is its last change by the store's clock (seconds since 1970)."""
 
     name: str
     size_bytes: int
@@ -271,18 +271,18 @@ class Item:
 
 
 class Bucket:
-    """Objects below `url`.  A store that doesn't answer is asked again for `patience` seconds.
+    """Objects below `url`.  If the store doesn't answer, requests are retried for `retry_seconds`.
 
     `late_answers` counts late answers to all callers in this process.
     """
 
-    def __init__(self, url: str, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, url: str, retry_seconds: float = RETRY_SECONDS) -> None:
         scheme = url.partition("://")[0]
         if scheme not in KEYS:
             raise StoreFault(url, f"no object store; known: {', '.join(f'{one}://' for one in KEYS)}")
         if importlib.util.find_spec("obstore") is None:
             raise StoreFault(url, "needs the package obstore, which isn't installed: `make cluster` adds it")
-        self.url, self.patience = url.rstrip("/"), patience
+        self.url, self.retry_seconds = url.rstrip("/"), retry_seconds
         self.late_answers = 0
         self._client: Any = None
 
@@ -290,7 +290,7 @@ class Bucket:
         return self.__dict__ | {"_client": None}
 
     def get(self, name: str) -> tuple[bytes, str] | None:
-        """Content and e-tag; None if there is no such object."""
+        """Return content and e-tag; None if there is no such object."""
         try:
             return self._call(lambda client: (bytes((found := client.get(name)).bytes()), found.meta["e_tag"]))
         except FileNotFoundError:
@@ -303,25 +303,28 @@ class Bucket:
             return False
 
     def put(self, name: str, content: bytes) -> None:
-        """Write the object, whatever was there; large ones go in parts and appear at once."""
+        """Write the object, replacing any other; a large one is uploaded in parts and appears at once."""
         self._call(lambda client: client.put(name, content))
 
     def create(self, name: str, content: bytes) -> str | None:
-        """The e-tag of the new object; None if there is one already."""
+        """Create the object and return its e-tag; None if there is one already."""
         return self._put_if(name, content, "create")
 
     def replace(self, name: str, content: bytes, tag: str) -> str | None:
-        """The new e-tag; None if the object's is no longer `tag`.  No two contents may be equal: e-tags follow them."""
+        """Replace the object and return its new e-tag; None if its e-tag was no longer `tag`.
+
+        No two contents may be equal, because e-tags are digests of them.
+        """
         return self._put_if(name, content, {"e_tag": tag})
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; those that aren't there are no error."""
+        """Delete objects; missing ones are no error."""
         for start in range(0, len(names), _PAGE):
             with suppress(FileNotFoundError):
                 self._call(methodcaller("delete", list(names[start : start + _PAGE])))
 
     def list(self, folder: str) -> Iterator[Item]:
-        """All objects below `folder`, page by page, in order of their names."""
+        """Yield all objects below `folder`, page by page, in order of their names."""
         page = self._page(folder, None)
         while page:
             yield from page
@@ -339,7 +342,7 @@ class Bucket:
         self.delete([name])
 
     def now(self) -> float:
-        """The store's own time, in seconds since 1970: that of an object written now."""
+        """Return the store's time in seconds since 1970, which is that of an object written now."""
         self.put("clock", str(random.getrandbits(64)).encode())
         return float(self._call(lambda client: client.head("clock")["last_modified"].timestamp()))
 
@@ -348,11 +351,16 @@ class Bucket:
         try:
             return str(self._call(lambda client: client.put(name, content, mode=mode)["e_tag"]))
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
-            found = self.get(name)  # ours, if an answer was lost and the request sent again
+            found = self.get(name)  # ours, if an answer was lost and the request was retried
             return found[1] if found is not None and found[0] == content else None
 
     def _call(self, ask: Callable[[Any], T]) -> T:
-        """The answer, after waiting if need be; FileNotFoundError for an object that isn't there."""
+        """Return the answer, after retries if necessary.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+            StoreFault: the store can't be used, or didn't answer for too long.
+        """
         exceptions = importlib.import_module("obstore.exceptions")
         wait, began = _FIRST_WAIT, time.monotonic()
         faults = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, exceptions.GenericError)
@@ -372,15 +380,15 @@ class Bucket:
             self.late_answers += time.monotonic() - began >= LATE_SECONDS
 
     def _refuse(self, error: Exception, waited: float) -> None:
-        """Raise a StoreFault if asking again is of no use, or has been done for long enough."""
+        """Raise a StoreFault if a retry would be useless, or the request was retried for long enough."""
         keys, is_refused = KEYS[self.url.partition("://")[0]], _REFUSED.search(str(error)) is not None
-        fault, patience = f"access is refused (its keys are {keys} of the environment)", self.patience
+        fault, retry_seconds = f"access is refused (its keys are {keys} of the environment)", self.retry_seconds
         if _METADATA in str(error):
             fault = f"the environment has no {keys}, and this machine has no role"
-            patience = min(patience, LATE_SECONDS)
+            retry_seconds = min(retry_seconds, LATE_SECONDS)
         elif not is_refused:
-            fault = f"no answer for {patience:.0f} s"
-        if is_refused or waited >= patience:
+            fault = f"no answer for {retry_seconds:.0f} s"
+        if is_refused or waited >= retry_seconds:
             raise StoreFault(self.url, f"{fault}: {_in_one_line(error)}") from None
 
     def _open(self) -> Any:
@@ -403,11 +411,11 @@ def _in_one_line(error: Exception) -> str:
 
 
 STORE = "CLAIMCHECK_STORE"
-"""The environment's name for it: a folder, or the URL of an object store."""
+"""Environment variable with the store: a folder, or the URL of an object store."""
 
 
 def open_store(root: Path = Path()) -> Store:
-    """The store of the clone in `root`."""
+    """Open the store of the clone in `root`."""
     address = os.environ.get(STORE)
     if address and "://" in address:
         return ObjectStore(address, store_folder(root) / "objects")
@@ -415,5 +423,5 @@ def open_store(root: Path = Path()) -> Store:
 
 
 def store_folder(root: Path = Path()) -> Path:
-    """Folder of this machine that holds the store itself, or what was read of an object store."""
+    """Return this machine's folder of the store itself, or of what was read from an object store."""
     return root / home() / "store"

@@ -1,4 +1,4 @@
-"""Questions to git about a clone: its revisions, and which of two came first.
+"""Asks git about a clone: its revisions, their files, and which of two came first.
 
 An answer is None or False if git isn't installed, refuses, or the clone lacks the revision; `refusal` says which.
 """
@@ -23,12 +23,12 @@ class GitError(OSError):
 
 
 def without_git_variables() -> dict[str, str]:
-    """This process's environment without what points git at a repository: every hook of git sets that."""
+    """Return this process's environment without variables that choose a repository, which every git hook sets."""
     return {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith(_KEPT)}
 
 
 def run_git(root: Path, *arguments: str, given: bytes = b"") -> bytes:
-    """The output of git about the repository at `root`, and about no folder above it."""
+    """Run git in the repository at `root`, ignoring repositories above it, and return its output."""
     environment = without_git_variables() | {
         "GIT_CEILING_DIRECTORIES": str(root.resolve().parent),
         "GIT_NO_REPLACE_OBJECTS": "1",
@@ -41,13 +41,13 @@ def run_git(root: Path, *arguments: str, given: bytes = b"") -> bytes:
     except OSError as error:
         raise GitError(f"git can't be run: {error.strerror}") from None
     if done.returncode:
-        said = " ".join(done.stderr.decode(errors="replace").split())
-        raise GitError(f"git {arguments[0]}: {said or f'exit code {done.returncode}'}")
+        message = " ".join(done.stderr.decode(errors="replace").split())
+        raise GitError(f"git {arguments[0]}: {message or f'exit code {done.returncode}'}")
     return done.stdout
 
 
 def read_objects(root: Path, names: Sequence[str]) -> list[bytes | None]:
-    """The contents of blobs, trees or commits by name, as `<revision>:<path>`; None for each that git lacks."""
+    """Read blobs, trees or commits by names such as `<revision>:<path>`; None for each that git lacks."""
     shown = run_git(root, "cat-file", "--batch", given="".join(f"{name}\n" for name in names).encode())
     place, found = 0, list[bytes | None]()
     for _ in names:
@@ -59,7 +59,7 @@ def read_objects(root: Path, names: Sequence[str]) -> list[bytes | None]:
 
 
 def ask_git(root: Path, *arguments: str) -> str | None:
-    """The output of git as text, or None if it fails or isn't installed."""
+    """Return the output of git as text, or None if it fails or isn't installed."""
     try:
         return run_git(root, *arguments).decode(errors="replace").strip()
     except GitError:
@@ -67,7 +67,7 @@ def ask_git(root: Path, *arguments: str) -> str | None:
 
 
 def refusal(root: Path) -> str | None:
-    """Git's words if it answers nothing about `root`: it isn't installed, this is no clone or another user's."""
+    """Return git's error if it can't be used in `root`: it isn't installed, or this is no clone of this user."""
     try:
         run_git(root, "rev-parse", "--git-dir")
     except GitError as error:
@@ -82,12 +82,12 @@ def has_revision(root: Path, revision: str) -> bool:
 
 
 def is_full_clone(root: Path) -> bool:
-    """True if a revision that is missing here is missing everywhere."""
+    """Return True if the clone has the whole history, so that a revision that it lacks doesn't exist."""
     return ask_git(root, "rev-parse", "--is-shallow-repository") == "false"
 
 
 def commit_of(root: Path, path: Path) -> str | None:
-    """The last commit that changed a file below `root`; None if the file differs from it or was never committed."""
+    """Return the last commit that changed a file below `root`; None if the file differs from it or isn't committed."""
     if ask_git(root, "status", "--porcelain", "--ignored", "--", str(path)) != "":
         return None
     return ask_git(root, "log", "-1", "--format=%H", "--", str(path)) or None
@@ -95,7 +95,7 @@ def commit_of(root: Path, path: Path) -> str | None:
 
 @cache
 def is_ancestor(root: Path, earlier: str, later: str) -> bool | None:
-    """True if `later` contains the commit `earlier` or is it."""
+    """Return True if `later` is the commit `earlier` or contains it; None if the clone lacks one of them."""
     if not (has_revision(root, earlier) and has_revision(root, later)):
         return None
     return ask_git(root, "merge-base", "--is-ancestor", earlier, later) is not None

@@ -1,7 +1,7 @@
 """Storage of outcomes by `run_key`: the store in a folder, and atomic writes.
 
-Standard library only.  `stages.runs.store` opens the store that the environment names.  `result.json` names one
-digest over the whole outcome: every other file, and all that the result itself says.
+Standard library only.  `stages.runs.object_store` opens the store that the environment names.  `result.json` has a
+digest over the whole outcome: every other file, and everything else in the result itself.
 """
 
 from __future__ import annotations
@@ -27,37 +27,32 @@ if TYPE_CHECKING:
     from stages.runs.object_store import ObjectScratch, ObjectStore
 
 _FICLONE = 0x40049409
-"""Linux: a copy on write of a whole file (btrfs, XFS, ZFS, …)."""
-
-
+"""Request to Linux for a copy on write of a whole file (btrfs, XFS, ZFS, …)."""
 _TEMPORARY = re.compile(r"(.*)/\.dvc/tmp/exps/(?:standalone/)?[^/]+(/.*)?")
-"""The copy of a project in which `dvc exp run --temp` works: the project's folder, and the part below it."""
+"""Path in the copy of a project in which `dvc exp run --temp` works: the project's folder, and the part below it."""
 
 
 def home() -> Path:
-    """Folder of the downloads and the run store: `CLAIMCHECK_HOME`, or `data` in the project's folder."""
+    """Return the folder of the downloads and the run store: `CLAIMCHECK_HOME`, or `data` in the project's folder."""
     copy = _TEMPORARY.fullmatch(os.getcwd())
     return Path(os.environ.get("CLAIMCHECK_HOME") or (Path(f"{copy[1]}{copy[2] or ''}", "data") if copy else "data"))
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write, fsync, rename: a reader sees the old file or the new one, never part of one."""
+    """Write, fsync and rename, so that a reader sees the old file or the new one, never part of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with named(path), partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        with named(path):
+            partial.write_bytes(content)
+        put_in_place(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    _fsync_folder(path.parent)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let one process of this machine at a time into the block, by a lock on the file at `path`."""
+    """Run the block in one process of this machine at a time, by a lock on the file at `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -65,7 +60,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def put_in_place(partial: Path, target: Path) -> None:
-    """Rename a completely written file to its final name, fsync first: a reader sees the old file or the new one."""
+    """Fsync a completely written file and rename it to its final name; a reader sees the old file or the new one."""
     with named(target), partial.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(partial, target)
@@ -73,7 +68,7 @@ def put_in_place(partial: Path, target: Path) -> None:
 
 
 def clone(source: Path, target: Path) -> bool:
-    """Make `target` share the blocks of `source` until one is written to; False where the file system can't."""
+    """Make `target` share the blocks of `source` until one is written to; False if the file system can't."""
     try:
         with source.open("rb") as original, target.open("xb") as copy:
             fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())
@@ -95,7 +90,7 @@ def _fsync_folder(folder: Path) -> None:
 class Record:
     """The owner of a run, and its attempts and outcome.  `beat` counts renewals, so that no two contents are equal.
 
-    `files`: digests of what the holder is about to publish, or has published if `is_published`.
+    `files` has the digests of what the holder is about to publish, or has published if `is_published`.
     """
 
     token: int = 0
@@ -111,17 +106,17 @@ class Record:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Record:
-        """Inverse of `to_bytes`.
+        """Read the bytes that `to_bytes` wrote.
 
         Raises:
-            KeyError, TypeError, ValueError: it is damaged.
+            KeyError, TypeError, ValueError: they are damaged.
         """
         fields = json.loads(content)
         return cls(**fields | {"attempts": tuple(fields["attempts"])})
 
 
 class FolderScratch:
-    """States of trainings in progress, by names `<run key or stack>/<file>`, in the folder `root`; survives a crash."""
+    """States of trainings in progress, by names `<run key or stack>/<file>`, in the folder `root`; survive a crash."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -154,8 +149,8 @@ Raises:
 class RunStore:
     """The store in a folder: `runs/<key>/` is complete and never changes, `work/<key>/` is a training in progress.
 
-    A published folder holds `FILES`, read-only; weights only if the run didn't diverge.  `poll_seconds`: how long to
-    wait before a run that another owner holds is claimed again.  Can be pickled, like every store.
+    A published folder holds `FILES`, read-only; it has weights only if the run didn't diverge.  `poll_seconds` is the
+    pause before a run that another owner holds is claimed again.  Like every store, it can be pickled.
     """
 
     poll_seconds = 0.25
@@ -176,16 +171,16 @@ class RunStore:
         return self.published(run_key) is not None
 
     def run_keys(self) -> Iterator[str]:
-        """Keys of all complete outcomes, in order."""
+        """Yield the keys of all complete outcomes, in order."""
         yield from sorted(path.parent.name for path in (self.root / "runs").glob("*/result.json"))
 
     def published(self, run_key: str) -> Path | None:
-        """Folder of a complete outcome, or None."""
+        """Return the folder of a complete outcome, or None."""
         folder = self.root / "runs" / run_key
         return folder if (folder / "result.json").is_file() else None
 
     def whole(self, run_key: str) -> Path | None:
-        """Folder of a complete outcome whose digests match, or None; a damaged one is moved to `damaged/`.
+        """Return the folder of a complete outcome whose digests match, or None; move a damaged one to `damaged/`.
 
         This reads every file once, at the speed of sha256.
         """
@@ -198,12 +193,6 @@ class RunStore:
         os.rename(folder, aside)
         print(f"  {run_key[:12]}: the outcome in the store is damaged: {fault}; it is now {aside}", file=sys.stderr)
         return None
-
-    def work(self, run_key: str) -> Path:
-        """Scratch folder of a training in progress; survives a crash, so that the training can resume."""
-        folder = self.root / "work" / run_key
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
 
     def publish(self, run_key: str, files: Mapping[str, bytes]) -> Path:
         """Make all of `files` appear at once under `run_key`, by one rename, and remove the scratch folder.
@@ -229,9 +218,9 @@ class RunStore:
         return target
 
     def read(self, run_key: str) -> tuple[Record, str | None]:
-        """The run's record and its content as the tag; a damaged one is set aside.
+        """Return the run's record, and its content as the tag; a damaged record is moved aside.
 
-        The outcome says whether the run is published: its process may have been killed before it noted that.
+        The outcome shows whether the run is published: its process may have been killed before it recorded that.
         """
         path = self.root / "leases" / f"{run_key}.json"
         record, tag = Record(), None
@@ -266,7 +255,7 @@ class RunStore:
         return content.decode()
 
     def mend(self, run_key: str, record: Record) -> None:
-        """Do nothing: the outcome is there before its record says so."""
+        """Do nothing, because the outcome is there before its record says so."""
 
     def publish_leased(self, run_key: str, files: Mapping[str, bytes], change: ChangeRecord) -> Path:
         change(lambda mine: replace(mine, is_published=True), files)
@@ -274,7 +263,7 @@ class RunStore:
 
 
 def next_token(record: Record) -> int:
-    """Larger than every token of the run so far; a time, so that this holds even after a record was deleted."""
+    """Return a larger token than all of the run so far; it is a time, so that this holds after a record was deleted."""
     return max(record.token + 1, time.time_ns())
 
 
@@ -283,22 +272,21 @@ def digests_of(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 Specs = tuple[RunSpec, ...]
-
 STACK_PREFIX, STATE, _MANIFEST = "stack-", "resume.pt", "group.json"
 
 
 def stack_id(specs: Sequence[RunSpec]) -> str:
-    """The name of the ordered list of runs that train as one."""
+    """Return the name of an ordered list of runs that train as one."""
     return STACK_PREFIX + hashlib.sha256("+".join(spec.run_key for spec in specs).encode()).hexdigest()
 
 
 def remember(specs: Sequence[RunSpec], scratch: Scratch) -> None:
-    """Keep the list of a stack's runs with its state, so that it can be resumed as it was."""
+    """Save the list of a stack's runs next to its state, so that the stack can be resumed as it was."""
     scratch.save(f"{stack_id(specs)}/{_MANIFEST}", canonical_json([spec.to_dict() for spec in specs]).encode())
 
 
 def members_of(stack: str, scratch: Scratch) -> Specs:
-    """The runs of the stack; none if its list can't be read."""
+    """Return the runs of the stack; none if its list can't be read."""
     try:
         specs = tuple(RunSpec.from_dict(spec) for spec in json.loads(scratch.load(f"{stack}/{_MANIFEST}") or b""))
     except (OSError, TypeError, ValueError, KeyError):
@@ -307,7 +295,7 @@ def members_of(stack: str, scratch: Scratch) -> Specs:
 
 
 def begun_stacks(scratch: Scratch) -> list[Specs]:
-    """Stacks whose training was interrupted after an epoch."""
+    """List the stacks whose training was interrupted after an epoch."""
     return [members_of(name, scratch) for name in scratch.list_works(STACK_PREFIX) if scratch.holds(f"{name}/{STATE}")]
 
 
@@ -319,8 +307,8 @@ class DamagedRunList(ValueError):
 class ListedRun:
     """One row of `runs.json`: a run with its arm and replicate.
 
-    `digest`: of the outcome's files, so that whatever depends on the list depends on all that it lists; "" in lists of
-    older versions.
+    `digest` covers the outcome's files, so that a stage that depends on the list depends on all of them; it is "" in
+    lists of older versions.
     """
 
     arm: str
@@ -332,10 +320,7 @@ class ListedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunList:
-    """`data/runs/<experiment>/runs.json`: what was requested, under which profile, and its runs.
-
-    `missing`: labels, `<arm>.<replicate>`, of runs that have no outcome.
-    """
+    """Content of `data/runs/<experiment>/runs.json`; `missing` has the labels of runs without an outcome."""
 
     experiment: str
     dataset: str
@@ -373,36 +358,33 @@ RESULT = "result.json"
 FILES = ("spec.json", "history.jsonl", RESULT, "weights.safetensors")
 _DIGEST = "outcome_sha256"
 _DIGESTS: dict[tuple[int, ...], str] = {}
-"""By the identity of a file as the system tells it, with its last change."""
+"""Digests of files that this process has read, by device, inode, size and times."""
 
 
 def seal(files: Mapping[str, bytes], known: Mapping[str, str] | None = None) -> dict[str, bytes]:
-    """`files` of an outcome, with their joint digest written into `result.json`.
+    """Return the `files` of an outcome with their joint digest in `result.json`.
 
-    `known`: the sha256 of large files that the caller has taken already.
+    `known` has the sha256 of large files that the caller has already computed.
     """
     result = json.loads(files[RESULT])
     result.pop(_DIGEST, None)
-    digests = dict(known or {})
-    for name, content in files.items():
-        if name not in {RESULT, *digests}:
-            digests[name] = hashlib.sha256(content).hexdigest()
+    others = {name: content for name, content in files.items() if name not in {RESULT, *(known or {})}}
+    digests = digests_of(others) | dict(known or {})
     return {**files, RESULT: canonical_json(result | {_DIGEST: _combine(digests, result)}).encode()}
 
 
 def find_fault(outcome: Path | Mapping[str, bytes], run_key: str) -> str | None:
-    """The fault of an outcome, in a folder or as bytes by file, or None if it is complete and belongs to `run_key`.
+    """Describe the fault of an outcome, a folder or bytes by file; None if it is complete and belongs to `run_key`.
 
-    Outcomes of older versions have no digest over all; theirs covers only spec and weights.
+    Outcomes of older versions have no joint digest, so that only their spec and weights are checked.
     """
     try:
         if isinstance(outcome, Path):
             digests, content = file_digests(outcome), (outcome / RESULT).read_bytes()
         else:
-            if strange := sorted(outcome.keys() - FILES):
-                return f"{strange[0]} is no file of an outcome; those are {', '.join(FILES)}"
-            digests = {name: hashlib.sha256(file).hexdigest() for name, file in outcome.items()}
-            content = outcome.get(RESULT, b"")
+            if unknown := sorted(outcome.keys() - FILES):
+                return f"{unknown[0]} is no file of an outcome; those are {', '.join(FILES)}"
+            digests, content = digests_of(outcome), outcome.get(RESULT, b"")
         result = json.loads(content)
         if missing := [name for name in ("spec.json", "history.jsonl") if name not in digests]:
             return f"{missing[0]} is missing"
@@ -419,15 +401,15 @@ def find_fault(outcome: Path | Mapping[str, bytes], run_key: str) -> str | None:
         return f"result.json can't be read ({type(error).__name__})"
     others = {name: digest for name, digest in digests.items() if name != RESULT}
     if sealed is not None and sealed != _combine(others, result):
-        return "history.jsonl or result.json is not as published: the digest over all of it is another"
+        return "history.jsonl or result.json is not as published: the joint digest differs"
     return None
 
 
 def outcome_digest(folder: Path, *, is_whole: bool = False) -> str:
-    """sha256 over the names and contents of an outcome's files.
+    """Return the sha256 over the names and contents of an outcome's files.
 
-    `is_whole`: it was found so, or published, a moment ago; its weights aren't read then, as `result.json` has their
-    digest, and `evaluate` compares the two.
+    `is_whole` means that the outcome was just checked or published.  Its weights aren't read then, because
+    `result.json` has their digest, which `evaluate` compares.
     """
     digests = file_digests(folder, FILES[:-1] if is_whole else FILES)
     if is_whole and (weights := json.loads((folder / RESULT).read_bytes())["weights_sha256"]):
@@ -437,7 +419,7 @@ def outcome_digest(folder: Path, *, is_whole: bool = False) -> str:
 
 
 def file_digests(folder: Path, names: Iterable[str] = FILES) -> dict[str, str]:
-    """sha256 of each file of the outcome in `folder`; a file is read once per process, under all its names."""
+    """Return the sha256 of each file of the outcome in `folder`; a process reads a file once, whatever its names."""
     found = {}
     for name in names:
         path = folder / name

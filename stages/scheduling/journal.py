@@ -1,8 +1,7 @@
 """Progress of an engine's trainings, readable from another process or machine.
 
-One small document a process that trains, in the scratch of its store, written at most every few seconds and once at the
-end.  It says what its engine told last and proves nothing: whether a group still trains is for its lease to say
-(`watch`, `claimcheck status`).
+Each process that trains writes one small document to the scratch of its store, at most every few seconds and once at
+the end.  It has the engine's last events.  Whether a group is still training, only its lease shows (`watch`).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PREFIX = "progress-"
 _FILE = "progress.json"
 _EVERY_SECONDS = 5.0
 _KEPT = 20
-"""Documents of processes that have ended, the latest."""
+"""Number of documents kept of processes that have ended."""
 
 State = Literal["waiting", "running", "done", "failed", "stopped", "lost"]
 _AFTER: Mapping[str, State] = {
@@ -43,14 +42,15 @@ _AFTER: Mapping[str, State] = {
     "stopped": "stopped",
     "failed": "failed",
 }
-"""The state of a group after an event.  An engine trains again what it lost; without an engine it is lost."""
+"""State of a group after an event.  An engine trains a lost group again; without an engine, it stays lost."""
 
 
 @dataclass(kw_only=True)
 class GroupState:
-    """A group as its engine told last.  `runs`: labels `<experiment>.<arm>.<replicate>`; times in seconds since 1970.
+    """A group after its engine's last event; times are in seconds since 1970.
 
-    `share`: of its steps that are done, of the run that trains where they train one after another.
+    `runs` has the labels `<experiment>.<arm>.<replicate>`.  `share` is the part of its steps that is done; if its runs
+    train one after another, it is that of the current run.
     """
 
     label: str
@@ -71,7 +71,10 @@ class GroupState:
 
 @dataclass(kw_only=True)
 class TrainerStatus:
-    """One process that trains; `ended` is None until it says so.  `held`: runs wanted that had an outcome before."""
+    """A process that trains; `ended` is None until it ends.
+
+    `held` counts the wanted runs of each experiment that already had an outcome.
+    """
 
     owner: str
     node: str
@@ -87,12 +90,12 @@ class TrainerStatus:
 
 
 def read_sessions(scratch: Scratch) -> Iterator[tuple[str, TrainerStatus]]:
-    """Every document with its name in the scratch; one that is no longer there, or of another version, is left out."""
+    """Yield every document with its name in the scratch, except those of other versions."""
     for work in scratch.list_works(PREFIX):
         content = scratch.load(f"{work}/{_FILE}")
         with suppress(ValueError, TypeError, KeyError):
-            told = json.loads(content or b"")
-            yield work, TrainerStatus(**told | {"groups": [GroupState(**group) for group in told["groups"]]})
+            fields = json.loads(content or b"")
+            yield work, TrainerStatus(**fields | {"groups": [GroupState(**group) for group in fields["groups"]]})
 
 
 class Journal:
@@ -109,19 +112,15 @@ class Journal:
         slots: int,
         held: Mapping[str, int],
     ) -> None:
-        """`names`: the label `<experiment>.<arm>.<replicate>` of each wanted run, by its key."""
+        """`names` has the label `<experiment>.<arm>.<replicate>` of each wanted run, by its key."""
         now, owner = time.time(), process_identity(os.getpid())
         self._scratch, self._next, self._fault = store.scratch, 0.0, ""
         self._work = f"{PREFIX}{owner.replace(':', '-').replace('/', '-')}-{time.monotonic_ns()}"
-        self._groups = {
-            group.label: GroupState(
-                label=group.label,
-                experiment=group.label.partition(" ")[0],
-                runs=[names.get(run_key, run_key[:12]) for run_key in group.run_keys],
-                run_keys=list(group.run_keys),
-            )
-            for group in groups
-        }
+        self._groups = dict[str, GroupState]()
+        for group in groups:
+            experiment, keys = group.label.partition(" ")[0], list(group.run_keys)
+            runs = [names.get(run_key, run_key[:12]) for run_key in keys]
+            self._groups[group.label] = GroupState(label=group.label, experiment=experiment, runs=runs, run_keys=keys)
         self.session = TrainerStatus(
             owner=owner,
             node=socket.gethostname(),
@@ -149,11 +148,11 @@ class Journal:
         self.session.ended = time.time()
         if self._groups:
             self._write()
-        if self._fault and error is None:  # else what ended the training says it
+        if self._fault and error is None:  # otherwise, the exception explains it
             print(f"progress couldn't be written for `claimcheck status`: {self._fault}", file=sys.stderr)
 
     def report(self, event: Event) -> None:
-        """Take in an event; progress is written at most every few seconds, all else at once."""
+        """Record an event; progress is written at most every few seconds, everything else at once."""
         group = self._groups.get(event.label)
         if group is None:
             return
@@ -166,10 +165,10 @@ class Journal:
             if event.kind == "started":
                 group.began, group.device = time.time(), event.device
             elif event.progress is not None:
-                told = event.progress
-                group.share = told["step"] / told["total_steps"]
-                group.epoch, group.epochs = told["epoch"], told["epochs"]
-                group.samples_per_second = told["samples_per_second"]
+                progress = event.progress
+                group.share = progress["step"] / progress["total_steps"]
+                group.epoch, group.epochs = progress["epoch"], progress["epochs"]
+                group.samples_per_second = progress["samples_per_second"]
                 group.ended = None
             else:
                 group.ended = time.time()
@@ -177,7 +176,7 @@ class Journal:
             self._write()
 
     def _write(self) -> None:
-        """Write the document; a store that can't take it stops no training."""
+        """Write the document; a store that fails doesn't stop the training."""
         self._next, self.session.updated = time.monotonic() + _EVERY_SECONDS, time.time()
         try:
             self._scratch.save(f"{self._work}/{_FILE}", json.dumps(asdict(self.session)).encode())
@@ -186,16 +185,16 @@ class Journal:
 
 
 RECENT_SECONDS = 3600.0
-"""Trainings that ended longer ago are shown only if no later ones are."""
+"""Trainings that ended longer ago are shown only if there are no later ones."""
 _STATES: tuple[State, ...] = ("waiting", "running", "done", "failed", "stopped", "lost")
 
 
 @dataclass(kw_only=True)
 class ProgressRow:
-    """Runs of one experiment on one node ("": not placed yet), by state.
+    """Number of runs of one experiment on one node ("": not placed yet), by state.
 
-    `seconds` of devices are spent, `left_seconds` are expected for the rest by what the others took; `usd` and
-    `left_usd` are their price.  None where nothing says how long, or what a device costs.
+    `seconds` is the device time spent, `left_seconds` the time expected for the rest, judged by the other groups.
+    `usd` and `left_usd` are their price.  A number is None if the duration or the device's price is unknown.
     """
 
     experiment: str
@@ -210,10 +209,10 @@ class ProgressRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """`sessions` that train, or trained last, and their `rows`; `finished`: labels of the runs that they trained;
-    `failed`: groups that failed or were lost, and have not been trained since.
+    """The `sessions` that train, or trained last, and their `rows`.
 
-    `left_seconds`: until all of them are over, None while that is unknown.
+    `finished` has the labels of the runs that they trained, and `failed` the groups that failed or were lost and have
+    not been trained since.  `left_seconds` is the time until all sessions end, None if it is unknown.
     """
 
     sessions: Sequence[TrainerStatus]
@@ -230,7 +229,7 @@ class Watched:
 def watch(store: Store, usd_per_hour: Mapping[str, float], now: float, experiments: Sequence[str] = ()) -> Watched:
     """Read the store's journals of these experiments, or of all, at `now` (seconds since 1970).
 
-    `usd_per_hour`: by kind of device.
+    `usd_per_hour` has the price by kind of device.
     """
     written = [session for _, session in read_sessions(store.scratch)]
     if not written:
@@ -241,45 +240,43 @@ def watch(store: Store, usd_per_hour: Mapping[str, float], now: float, experimen
     sessions = recent or confirmed[-1:]
     for session in sessions:
         session.groups = [one for one in session.groups if not experiments or one.experiment in experiments]
-    # Several processes may have tried a group of runs: it runs, is done, or what came last.
+    # If several processes had the same group, a running one counts, then a finished one, then the latest.
     latest: dict[frozenset[str], tuple[tuple[bool, bool, float], TrainerStatus, GroupState]] = {}
     for session in sessions:
         for group in session.groups:
             key, rank = frozenset(group.run_keys), (group.state == "running", group.state == "done", session.began)
             if key not in latest or rank >= latest[key][0]:
                 latest[key] = rank, session, group
-    told = [(session, group) for _, session, group in latest.values()]
-    means = _group_seconds([group for _, group in told], now)
+    current = [(session, group) for _, session, group in latest.values()]
+    means = _group_seconds([group for _, group in current], now)
     rows: dict[tuple[str, str], ProgressRow] = {}
-    for session, group in told:
+    for session, group in current:
         node = group.node or (session.node if session.engine == "local" else "")
         row = rows.setdefault((group.experiment, node), ProgressRow(experiment=group.experiment, node=node))
-        # What waits will train on what the others of its process do.
+        # A waiting group will train on the same kind of device as the others of its process.
         device = group.device or next((one.device for one in session.groups if one.device), "")
         price = usd_per_hour.get(device.partition(":")[0])
         spent, left = _spent(group, now), _left_of(group, means.get(group.experiment), now)
         row.runs[group.state] += len(group.runs)
         row.seconds += spent
         row.left_seconds = _plus(row.left_seconds, left)
-        if spent:
-            row.usd = _plus(row.usd, _usd(spent, price))
-        if left != 0:
-            row.left_usd = _plus(row.left_usd, _usd(left, price))
+        row.usd = _plus(row.usd, _usd(spent, price))
+        row.left_usd = _plus(row.left_usd, _usd(left, price))
         if group.state == "running":
             row.samples_per_second += group.samples_per_second
     return Watched(
         sessions=sessions,
         rows=[rows[key] for key in sorted(rows)],
-        finished=[run for _, group in told if group.state == "done" for run in group.runs],
+        finished=[run for _, group in current if group.state == "done" for run in group.runs],
         left_seconds=_left(sessions, means, now),
-        failed=[group for _, group in told if group.state in ("failed", "lost")],
+        failed=[group for _, group in current if group.state in ("failed", "lost")],
     )
 
 
 def left_to_train(store: Store, experiment: str, since: float) -> tuple[int, float | None] | None:
-    """Runs of the experiment that aren't done, and seconds that they will take, as the last process says.
+    """Return the number of the experiment's unfinished runs and the seconds that they will take, by the last journal.
 
-    None if no process has begun to train any after `since` (seconds since 1970).
+    None if no process has begun to train any of them after `since` (seconds since 1970).
     """
     begun = [one for _, one in read_sessions(store.scratch) if one.began >= since and experiment in one.held]
     if not begun:
@@ -290,7 +287,7 @@ def left_to_train(store: Store, experiment: str, since: float) -> tuple[int, flo
 
 
 def _confirm(session: TrainerStatus, leases: Leases, now: float) -> TrainerStatus:
-    """The session as its leases confirm it."""
+    """Correct the session by its leases."""
     is_over = session.ended is not None
     is_dead = not is_over and (is_gone(session.owner) or now - session.updated > EXPIRY_SECONDS)
     for group in session.groups:
@@ -309,7 +306,7 @@ def _spent(group: GroupState, now: float) -> float:
 
 
 def _group_seconds(groups: Sequence[GroupState], now: float) -> dict[str, float]:
-    """Mean seconds of a whole group of each experiment, by those that are done or under way."""
+    """Return the mean seconds of a group by experiment, from groups that are done or running."""
     found = defaultdict(list)
     for group in groups:
         if group.state == "done" and group.began is not None:
@@ -320,7 +317,7 @@ def _group_seconds(groups: Sequence[GroupState], now: float) -> dict[str, float]
 
 
 def _left_of(group: GroupState, mean: float | None, now: float) -> float | None:
-    """Seconds of the device until the group is over; None where nothing says how long."""
+    """Return the seconds until the group ends; None if they are unknown."""
     if group.state not in ("running", "waiting"):
         return 0.0
     if group.state == "running" and group.share > 0:
@@ -329,16 +326,19 @@ def _left_of(group: GroupState, mean: float | None, now: float) -> float | None:
 
 
 def _plus(total: float | None, part: float | None) -> float | None:
-    """The sum; None where a part isn't known."""
+    """Return the sum; None if a part is unknown."""
     return None if total is None or part is None else total + part
 
 
 def _usd(seconds: float | None, usd_per_hour: float | None) -> float | None:
+    """Return the price; no time costs nothing, whatever the device."""
+    if seconds == 0:
+        return 0.0
     return None if seconds is None or usd_per_hour is None else seconds / 3600 * usd_per_hour
 
 
 def _left(sessions: Sequence[TrainerStatus], means: Mapping[str, float], now: float) -> float | None:
-    """Seconds until the last session that trains is over."""
+    """Return the seconds until the last running session ends; None if they are unknown."""
     longest = 0.0
     for session in sessions:
         if session.ended is not None:
@@ -352,13 +352,14 @@ def _left(sessions: Sequence[TrainerStatus], means: Mapping[str, float], now: fl
 
 
 class StageTimes:
-    """Estimate the time left of a whole repro from the stages of the same verb that have ended.
+    """Estimate the time left of a whole repro from stages of the same verb that have ended.
 
-    A stage weighs as many runs as it has; of a verb's stages, as large a part will be unchanged as was so far.
+    The weight of a stage is its number of runs.  The estimate assumes that the share of unchanged stages of a verb
+    stays as it is so far.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
-        """`weights`: of all stages to come, by name."""
+        """`weights` has the weights of all stages to come, by name."""
         self._to_come = dict(weights)
         self._seconds: dict[str, float] = defaultdict(float)
         self._ran: dict[str, float] = defaultdict(float)
@@ -369,7 +370,7 @@ class StageTimes:
         self._begun = stage, self._to_come.pop(stage, 0.0)
 
     def end(self, seconds: float) -> None:
-        """The stage that was started took so long."""
+        """Record that the started stage has ended after `seconds`."""
         stage, weight = self._begun
         verb, self._begun = _verb(stage), ("", 0.0)
         self._seconds[verb] += seconds
@@ -377,13 +378,13 @@ class StageTimes:
         self._seen[verb] += weight
 
     def skip(self, stage: str) -> None:
-        """A stage is unchanged."""
+        """Record that a stage is unchanged."""
         self._seen[_verb(stage)] += self._to_come.pop(stage, 0.0)
 
     def left(self, elapsed: float, own: float | None) -> float | None:
-        """Seconds left, the stage that has run for `elapsed` included; None as long as nothing says how long.
+        """Return the seconds left, including the stage that has run for `elapsed`; None if they are unknown.
 
-        `own`: what that stage itself says of its rest.
+        `own` is that stage's own estimate of its rest.
         """
         stage, weight = self._begun
         if own is None:
@@ -394,7 +395,7 @@ class StageTimes:
         return sum(known) if len(known) == len(parts) else None
 
     def _expected(self, stage: str, weight: float, *, is_sure: bool = False) -> float | None:
-        """Seconds of a stage, less the chance that it is unchanged; 0 where it is the only one of its verb."""
+        """Return a stage's seconds times the chance that it runs; 0 if it is the only stage of its verb."""
         verb = _verb(stage)
         if self._ran[verb]:
             return weight * self._seconds[verb] / (self._ran[verb] if is_sure else self._seen[verb])

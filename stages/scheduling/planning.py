@@ -1,9 +1,9 @@
-"""The cost of trainings before anything trains: steps, FLOPs, hours on a device, money.
+"""Estimates the cost of trainings before anything trains: steps, FLOPs, hours on a device, money.
 
 FLOPs are 2 x multiply-accumulates of matrix products, convolutions and attention; a backward pass counts as two forward
-passes.  Hours come from the rates in params.yaml: the time of the FLOPs, but at least that of starting every step, and
-the time to start each training.  The limit is the time of the FLOPs at the device's peak.  Networks that train as a
-stack share its steps on devices whose rate says what a step of a stack takes; on others each is counted as if it
+passes.  Hours come from the rates in params.yaml: the time of the FLOPs, or the time to start every step if that is
+longer, and the time to start each training.  The limit is the time of the FLOPs at the device's peak.  Networks that
+train as a stack share its steps, if the device's rate has the time of a stack's step; otherwise each counts as if it
 trained alone.
 """
 
@@ -17,29 +17,35 @@ import os
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stages.datasets.prepare import RowCounts, count_rows
 from stages.device import processor_name
-from stages.evaluation.flops import CountFlops, Kept, digest_of
+from stages.evaluation.flops import CountFlops, MeasurementCache, digest_of
 from stages.params.experiment import DatasetSource, Params, PlannedRun, ProfileParams, Rate, plan_runs
 from stages.run import Protocol, Replicate, RunSpec, SplitSpec, canonical_json, steps_per_epoch, training_counts
 from stages.runs.store import RunStore
-from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking, network_of
+from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking
 from stages.scheduling.runner import Order
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedCost:
-    """The joint cost of some trainings, by kind of device: `seconds` one after the other, those of trainings whose
-    steps are over sooner than started (`starting_seconds`), those if no network shared its steps with others
-    (`alone_seconds`), and the time that their FLOPs alone would take at its peak.  `stacked`: runs that share steps.
+    """The joint cost of some trainings, with several times by kind of device.
+
+    - `seconds`: all trainings one after another.
+    - `starting_seconds`: those whose steps take longer to start than to compute.
+    - `alone_seconds`: all, if no network shared its steps with others.
+    - `limit_seconds`: the FLOPs alone, at the device's peak.
+
+    `stacked` is the number of runs that share steps.
     """
 
     runs: int
@@ -60,7 +66,7 @@ class PlannedCost:
 
 
 def add_up(costs: Iterable[PlannedCost], devices: Iterable[str]) -> PlannedCost:
-    """The sum; zero for no costs."""
+    """Return the sum, zero for no costs."""
     costs, devices = list(costs), list(devices)
     numbers = ("runs", "epochs", "steps", "flops", "stacked")
     seconds = ("seconds", "starting_seconds", "alone_seconds", "limit_seconds")
@@ -72,36 +78,32 @@ def add_up(costs: Iterable[PlannedCost], devices: Iterable[str]) -> PlannedCost:
 def plan_costs(
     params: Params, profile: ProfileParams, experiments: Iterable[str], count: CountFlops
 ) -> dict[str, PlannedCost]:
-    """Cost of each experiment's trainings under `profile`; one that two experiments share counts for the first."""
+    """Return the cost of each experiment's trainings; a training that two experiments share counts for the first."""
     seen: set[str] = set()
     price, costs = pricing(params, profile, params.rates, count), {}
     for name in experiments:
         experiment = params.experiments[name]
         source = params.datasets[experiment.dataset]
-        own = []
+        by_network = defaultdict[str, list[PlannedRun]](list)
         for run in plan_runs(experiment, profile, source):
             # The parts of a run key that are known before the data are packed.
-            identity = canonical_json([experiment.dataset, run.spec.to_dict()])
+            spec = run.spec.to_dict()
+            identity = canonical_json([experiment.dataset, spec])
             if identity not in seen:
                 seen.add(identity)
-                own.append(run)
-        alike, placed = Counter(network_of(run.spec) for run in own), Counter[str]()
-        priced = []
-        for run in own:
-            network = network_of(run.spec)
-            full = placed[network] // MAX_MODELS * MAX_MODELS
-            placed[network] += 1
-            priced.append(price(run, min(MAX_MODELS, alike[network] - full)))
-        costs[name] = add_up(priced, params.rates)
+                by_network[canonical_json(spec | {"replicate": {}})].append(run)
+        starts = range(0, max(map(len, by_network.values()), default=0), MAX_MODELS)
+        stacks = [runs[start : start + MAX_MODELS] for runs in by_network.values() for start in starts]
+        costs[name] = add_up([price(run, len(stack)) for stack in stacks for run in stack], params.rates)
     return costs
 
 
 Price = Callable[[PlannedRun, int], PlannedCost]
-"""Cost of a training, by how many replicates of its network would train as one stack, itself included."""
+"""Returns the cost of a training, given how many replicates of its network would train as one stack."""
 
 
 def pricing(params: Params, profile: ProfileParams, rates: Mapping[str, Rate], count: CountFlops) -> Price:
-    """Return what prices trainings under `profile`, each on the rows of its own data set."""
+    """Return a function that prices trainings under `profile`, each on the rows of its own data set."""
 
     @cache
     def rows_of(name: str) -> RowCounts:
@@ -117,7 +119,7 @@ def pricing(params: Params, profile: ProfileParams, rates: Mapping[str, Rate], c
 
 
 def longest_first(params: Params, device: str, count: CountFlops) -> Order:
-    """Sort by planned time on the named `device`; a network that can't be built comes first, since it fails at once."""
+    """Sort by planned time on `device`; a network that can't be built comes first, because it fails at once."""
     kind = "cuda" if device.startswith("cuda") else "cpu"
     price = pricing(params, params.profile, params.rates, count)
 
@@ -140,9 +142,9 @@ def cost_of_run(
     *,
     together: int = 1,
 ) -> PlannedCost:
-    """Cost of one training on `rows` of `source`, of which `scored` test rows are measured at the end.
+    """Return the cost of one training on `rows` of `source`; `scored` test rows are measured at the end.
 
-    `together`: replicates of its network that would train as one stack, itself included, if stacking is worth it.
+    `together` is the number of replicates that would train as one stack, including this one, if stacking is faster.
     """
     protocol = run.spec.protocol
     train, validation = training_counts(rows.train, protocol, run.spec.replicate)
@@ -178,7 +180,7 @@ def cost_of_run(
 
 
 def expected_epochs(protocol: Protocol) -> int:
-    """All epochs; where training stops early, twice the patience after the first epoch that counts."""
+    """Return all epochs or, if training may stop early, those up to twice the patience after the first that counts."""
     if protocol.early_stop is None:
         return protocol.epochs
     return min(protocol.epochs, protocol.early_stop.from_epoch + 2 * protocol.early_stop.patience)
@@ -221,7 +223,7 @@ _MEASURED = 3
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of one step of a group, and what its training takes besides: to build, compile and publish."""
+    """Seconds of one step of a group, and the fixed time of its training: to build, compile and publish."""
 
     step: float
     fixed: float
@@ -241,7 +243,7 @@ class Planned:
         return self.group.specs[0]
 
     def seconds(self, pace: Pace) -> float:
-        """Expected time; measuring a row without training takes a third of its share of a step."""
+        """Return the expected time; to measure a row takes a third of the time to train on it."""
         protocol = self.spec.protocol
         train, validation = training_counts(self.train, protocol, self.spec.replicate)
         epochs = expected_epochs(protocol)
@@ -253,8 +255,8 @@ class Planned:
 def measured_seconds(
     planned: Sequence[Planned], devices: Sequence[str], rate: Rate, say: Callable[[str], None]
 ) -> tuple[list[float | None], float]:
-    """Return the expected seconds of each group, None for a network that can't be trained here; and those to start."""
-    classes = []  # networks whose time differs by their size alone
+    """Return the expected seconds of each group (None if its network can't be trained here), and the time to start."""
+    classes = []  # networks in one class differ only in size
     for one in planned:
         protocol = dataclasses.replace(one.spec.protocol, epochs=1, steps_per_epoch=None, early_stop=None)
         model = dataclasses.replace(one.spec.model, arguments={})
@@ -263,7 +265,7 @@ def measured_seconds(
     alike = defaultdict[str, list[Planned]](list)
     for name, one in zip(classes, planned, strict=True):
         alike[name].append(one)
-    chosen = {}  # the smallest network, the largest and those between, one for each size
+    chosen = {}  # of each class, the smallest network, the largest, and one of medium size
     for name, ones in alike.items():
         sizes = list({one.flops: one for one in sorted(ones, key=lambda one: one.flops)}.values())
         places = sorted({round(part * (len(sizes) - 1) / (_MEASURED - 1)) for part in range(_MEASURED)})
@@ -271,8 +273,13 @@ def measured_seconds(
     paces, start = _measure([one for ones in chosen.values() for one in ones], devices, rate, say)
     found: list[float | None] = []
     for name, one in zip(classes, planned, strict=True):
-        known = [(other.flops, paces[id(other)]) for other in chosen[name] if id(other) in paces]
-        found.append(one.seconds(_between(one.flops, known)) if known else None)
+        if not (known := [(other.flops, paces[id(other)]) for other in chosen[name] if id(other) in paces]):
+            found.append(None)
+            continue
+        flops = [other for other, _ in known]
+        step = float(np.interp(one.flops, flops, [pace.step for _, pace in known]))
+        fixed = float(np.interp(one.flops, flops, [pace.fixed for _, pace in known]))
+        found.append(one.seconds(Pace(step, fixed)))
     return found, start
 
 
@@ -284,31 +291,22 @@ def makespan(seconds: Iterable[float], slots: int) -> float:
     return max(ends)
 
 
-def _between(flops: int, known: Sequence[tuple[int, Pace]]) -> Pace:
-    for (low, first), (high, second) in pairwise(known):
-        if low <= flops <= high:
-            part = (flops - low) / (high - low)
-            mixed = (a + part * (b - a) for a, b in ((first.step, second.step), (first.fixed, second.fixed)))
-            return Pace(*mixed)
-    return min(known, key=lambda one: abs(one[0] - flops))[1]
-
-
 def _measure(
     chosen: Sequence[Planned], devices: Sequence[str], rate: Rate, say: Callable[[str], None]
 ) -> tuple[dict[int, Pace], float]:
-    """Measure each group, unless it is known for this processor, these slots and this code; and what starting takes."""
-    from stages.scheduling.engine.local import run_groups  # brings psutil, which the image that serves lacks
+    """Measure each group's pace, unless it is known for this processor, these slots and this code, and the start."""
+    from stages.scheduling.engine.local import run_groups  # needs psutil, which the image of the service lacks
 
-    kept, paces, cuts = Kept("paces"), dict[int, Pace](), dict[str, tuple[int, Group]]()
-    stands_on = digest_of([list(devices), processor_name(), os.cpu_count()])
+    kept, paces, cuts = MeasurementCache("paces"), dict[int, Pace](), dict[str, tuple[int, Group]]()
+    machine = digest_of([list(devices), processor_name(), os.cpu_count()])
     for number, one in enumerate(chosen):
         cut = _cut(one, rate, str(number))
-        if known := kept.read(_name(cut), stands_on):
+        if known := kept.read(_name(cut), machine):
             paces[id(one)] = Pace(**known)
         else:
             cuts[cut.label] = id(one), cut
     if not cuts:
-        return paces, kept.read("start", stands_on) or 0.0
+        return paces, kept.read("start", machine) or 0.0
     say(f"measuring {len(cuts)} networks, {len(devices)} at a time")
     times: dict[tuple[str, str], float] = {}
 
@@ -317,7 +315,7 @@ def _measure(
         if event.kind == "failed":
             say(f"{event.label}: {event.message.strip().splitlines()[-1]}")
 
-    # The first training of each slot loads what later ones find loaded, so it counts as starting.
+    # The first training of each slot also loads libraries for later ones, so it counts as starting.
     smallest = min(chosen, key=lambda one: one.flops * one.spec.protocol.batch_size)
     first = [_cut(smallest, rate, f"first {slot}", seed=MAX_MODELS * (slot + 1)) for slot in range(len(devices))]
     with tempfile.TemporaryDirectory(prefix="claimcheck-measuring-") as scratch:
@@ -333,14 +331,14 @@ def _measure(
                     step += result["epoch_seconds"][-1] / per_epoch
                 wall = times["finished", label] - times["started", label]
                 paces[key] = Pace(step, max(0.0, wall - _EPOCHS * step * per_epoch))
-                kept.write(_name(cut), stands_on, vars(paces[key]))
+                kept.write(_name(cut), machine, vars(paces[key]))
     start = min((times["started", label] for label in cuts if ("started", label) in times), default=began) - began
-    kept.write("start", stands_on, start)
+    kept.write("start", machine, start)
     return paces, start
 
 
 def _cut(one: Planned, rate: Rate, name: str, *, seed: int = 0) -> Group:
-    """Shorten the group to two epochs of some seconds; the first one takes what is done once."""
+    """Shorten the group to two epochs of some seconds; the first one includes all work that is done once."""
     protocol = one.spec.protocol
     step = max(3 * one.flops * protocol.batch_size / rate.flops_per_second[protocol.precision], rate.step_seconds)
     steps = min(_MOST_STEPS, max(2, round(_EPOCH_SECONDS / step)), protocol.steps_per_epoch or _MOST_STEPS)

@@ -1,4 +1,4 @@
-"""Train the runs that the store lacks, say why, and link all outcomes into the experiment's folder.
+"""Trains the runs that the store lacks, prints why, and links all outcomes into the experiment's folder.
 
 Several experiments can train from one queue.  No device then idles at the end of each experiment, as it does under DVC,
 which runs its stages one after another.
@@ -46,7 +46,7 @@ from stages.scheduling.engine.groups import DEFAULT, Event, Group, Report, RunGr
 from stages.scheduling.journal import Journal
 
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
-"""Device files, one of which exists if `auto` may be a GPU; asking torch would load it."""
+"""Device files, one of which exists if `auto` may be a GPU; to ask torch, it would have to be loaded."""
 Order = Callable[[Sequence[PlannedRun], int], float]
 """Sort key of a group, given the runs of an experiment that train together and how many of them are stacked."""
 
@@ -86,19 +86,17 @@ def train_experiment(
     has only the matching runs.  `order` is a sort key: the group with the smallest number starts first.  Without it,
     groups start in file order.
     """
-    run_groups, experiment = find_engine(engine), find_experiment(params, name)
-    store, folder = open_store(), data / "runs" / name
+    run_groups, experiment, store = find_engine(engine), find_experiment(params, name), open_store()
     found = compare(experiment, params, data, store, only)
     if order is not None and len(found.groups) > len(devices):
         found.groups.sort(key=lambda group: order(found.missing_of(group), group.stacked))
-    wanted, missing, taken = found.wanted, found.missing, found.taken
-    names, held = {run.spec.run_key: run.name.label for run in wanted}, {name: len(wanted) - len(missing)}
-    queue = Queue(found.groups, names, held)
+    wanted, held = found.wanted, len(found.wanted) - len(found.missing)
+    queue = Queue(found.groups, {run.spec.run_key: run.name.label for run in wanted}, {name: held})
     complete = _run(run_groups, queue, store, params, devices, report, stop, engine)
-    trained = [run for run in wanted if store.has(taken[run.spec.run_key])]
+    trained = [run for run in wanted if store.has(found.taken[run.spec.run_key])]
     if complete or (trained and not stop.is_set()):
-        _write_folder(folder, experiment, params, wanted, store, taken)
-    print(f"{name}: {len(wanted)} runs, {len(wanted) - len(missing)} from the store, {len(missing)} to train")
+        _write_folder(data / "runs" / name, experiment, params, found, store)
+    print(f"{name}: {len(wanted)} runs, {held} from the store, {len(found.missing)} to train")
     if not complete and trained and not stop.is_set():
         print(
             f"{name}: {len(wanted) - len(trained)} runs failed; the next `dvc repro` trains only these.  To evaluate "
@@ -111,7 +109,7 @@ def train_experiment(
 class Queue:
     """Groups of runs to train, in the order in which they start.
 
-    `names` has the name of each run (`<experiment>.<arm>.<replicate>`) by its key; `held` counts the wanted runs of
+    `names` has the label of each run (`<experiment>.<arm>.<replicate>`) by its key.  `held` counts the wanted runs of
     each experiment that already have an outcome.
     """
 
@@ -131,13 +129,21 @@ def _run(
     engine: str,
 ) -> bool:
     """Train the queue and keep a journal of it; return True if every group has an outcome."""
-    about: dict[str, Any] = {"engine": engine, "profile": params.profile_name, "slots": len(devices)}
-    with Journal(store, queue.groups, queue.names, held=queue.held, **about) as journal:
+    journal = Journal(
+        store,
+        queue.groups,
+        queue.names,
+        held=queue.held,
+        engine=engine,
+        profile=params.profile_name,
+        slots=len(devices),
+    )
 
-        def report_both(event: Event) -> None:
-            report(event)
-            journal.report(event)
+    def report_both(event: Event) -> None:
+        report(event)
+        journal.report(event)
 
+    with journal:
         return run_groups(queue.groups, store, devices, report_both, stop)
 
 
@@ -177,20 +183,19 @@ def line_up(
         PackedDataError: some data aren't packed.
     """
     refuse_unpacked([find_experiment(params, name) for name in chosen], params, data)
-    queue, listed = Queue([], {}, {}), [*store.run_keys()]
+    names, held, listed = dict[str, str](), dict[str, int](), [*store.run_keys()]
     ranked: list[tuple[float, Group]] = []
     for name, labels in chosen.items():
         print(f"{name}:")
         only = None if labels is None else sorted(labels)
         found = compare(find_experiment(params, name), params, data, store, only, listed)
-        queue.held[name] = len(found.wanted) - len(found.missing)
+        held[name] = len(found.wanted) - len(found.missing)
         for group in found.groups:
-            runs = [run for run in found.missing_of(group) if run.spec.run_key not in queue.names]
-            queue.names.update({run.spec.run_key: run.name.label for run in runs})
+            runs = [run for run in found.missing_of(group) if run.spec.run_key not in names]
+            names |= {run.spec.run_key: run.name.label for run in runs}
             if runs:
                 ranked.append((order(runs, group.stacked), group))
-    queue.groups.extend(group for _, group in sorted(ranked, key=lambda one: one[0]))
-    return queue
+    return Queue([group for _, group in sorted(ranked, key=lambda one: one[0])], names, held)
 
 
 def refuse_unpacked(experiments: Iterable[ExperimentParams], params: Params, data: Path) -> None:
@@ -216,7 +221,7 @@ def refuse_unpacked(experiments: Iterable[ExperimentParams], params: Params, dat
 
 @dataclass(frozen=True, kw_only=True)
 class MissingRuns:
-    """An experiment's wanted runs, and those of them that the store lacks, also as groups.
+    """An experiment's wanted runs, and those that the store lacks, also as groups.
 
     `taken` has the key of each run's outcome, which may be a key of older code.
     """
@@ -273,15 +278,15 @@ def compare(
             why = f"{', '.join(changes[:3])}{more}" if changes else "its outcome is no longer in the store"
             print(f"  {run.name.cell}: to train, {why}")
     cells = {run.spec.run_key: run.name.cell for run in wanted}
-    groups = [
-        Group(
-            label=f"{name} {label_of_group([cells[spec.run_key] for spec in specs if spec.run_key in cells])}",
-            specs=specs,
-            data=data / "processed" / experiment.dataset,
-            is_stack=is_stack,
-        )
-        for specs, is_stack in form_groups([run.spec for run in missing], packed.train_images, store)
-    ]
+    groups = []
+    for specs, is_stack in form_groups([run.spec for run in missing], packed.train_images, store):
+        # the arm with its replicates, or the first run and the number of others
+        first, *others = labels = [cells[spec.run_key] for spec in specs if spec.run_key in cells]
+        label = f"{first} and {len(others)} more"
+        if len(arms := {one.rpartition(".")[0] for one in labels}) == 1:
+            label = f"{arms.pop()}.{','.join(one.rpartition('.')[2] for one in labels)}"
+        place = data / "processed" / experiment.dataset
+        groups.append(Group(label=f"{name} {label}", specs=specs, data=place, is_stack=is_stack))
     taken = {key: held[key].run_key if key in held else key for key in candidates}
     return MissingRuns(wanted=wanted, missing=missing, groups=groups, taken=taken)
 
@@ -344,14 +349,6 @@ class Outcomes:
         return find_outcome(self.store, cached_keys(spec, self._equivalences), self._stored)
 
 
-def label_of_group(labels: Sequence[str]) -> str:
-    """Label of runs that train together: the arm with its replicates, or the first label and the number of others."""
-    arms = {label.rpartition(".")[0] for label in labels}
-    if len(arms) == 1:
-        return f"{arms.pop()}.{','.join(label.rpartition('.')[2] for label in labels)}"
-    return f"{labels[0]} and {len(labels) - 1} more"
-
-
 def slot_devices(named: str, params: Params, engine: str = DEFAULT) -> list[str]:
     """Return the device of each slot: the devices in a comma-separated list, or one device for all of its slots.
 
@@ -388,40 +385,30 @@ def read_packed(experiment: ExperimentParams, params: Params, data: Path) -> Pac
     return info
 
 
-def _write_folder(
-    folder: Path,
-    experiment: ExperimentParams,
-    params: Params,
-    wanted: list[PlannedRun],
-    store: Store,
-    taken: Mapping[str, str],
-) -> None:
-    """Link the runs' outcomes into the folder, list them, and then remove outcomes that are no longer wanted.
-
-    `taken` has the key of each run's outcome, which may be a key of older code.
-    """
-    found = {run_key: store.published(run_key) for run_key in sorted(taken.values())}
-    linked = {run_key: outcome for run_key, outcome in found.items() if outcome is not None}
-    for run_key, outcome in linked.items():
-        for file in outcome.iterdir():
-            _link(file, folder / run_key / file.name)
+def _write_folder(folder: Path, experiment: ExperimentParams, params: Params, found: MissingRuns, store: Store) -> None:
+    """Link the runs' outcomes into the folder, list them, and then remove outcomes that are no longer wanted."""
+    linked = set[str]()
+    for run_key in sorted(found.taken.values()):
+        if (outcome := store.published(run_key)) is not None:
+            linked.add(run_key)
+            for file in outcome.iterdir():
+                _link(file, folder / run_key / file.name)
+    listed, missing = list[ListedRun](), list[str]()
+    for run in found.wanted:
+        run_key = found.taken[run.spec.run_key]
+        if run_key in linked:
+            arm, digest = run.name.arm, outcome_digest(folder / run_key, is_whole=True)
+            role, replicate = experiment.arms[arm].role, run.name.replicate
+            listed.append(ListedRun(arm=arm, role=role, replicate=replicate, run_key=run_key, digest=digest))
+        else:
+            missing.append(run.name.cell)
     run_list = RunList(
         experiment=experiment.name,
         dataset=experiment.dataset,
         profile=params.profile_name,
         cut=describe_cut(experiment, params.profile, params.datasets[experiment.dataset]),
-        runs=tuple(
-            ListedRun(
-                arm=run.name.arm,
-                role=experiment.arms[run.name.arm].role,
-                replicate=run.name.replicate,
-                run_key=taken[run.spec.run_key],
-                digest=outcome_digest(folder / taken[run.spec.run_key], is_whole=True),
-            )
-            for run in wanted
-            if taken[run.spec.run_key] in linked
-        ),
-        missing=tuple(run.name.cell for run in wanted if taken[run.spec.run_key] not in linked),
+        runs=tuple(listed),
+        missing=tuple(missing),
     )
     write_run_list(folder, run_list)
     for path in folder.iterdir():
@@ -447,8 +434,7 @@ def adopt(folder: Path, store: Store, stored: set[str]) -> None:
 
 
 def _refuse(outcome: Path, fault: str) -> None:
-    outcome_here = f"{outcome.parent.name}/{outcome.name[:12]}"
-    print(f"  {outcome_here}: not a whole outcome of that run ({fault}); not adopted")
+    print(f"  {outcome.parent.name}/{outcome.name[:12]}: not a whole outcome of that run ({fault}); not adopted")
 
 
 def previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:

@@ -44,6 +44,7 @@ _AT_START = ("sitecustomize", "usercustomize")
 _UNWATCHED = ("__main__", "__mp_main__", "stages", "benchmarks", "service")
 """Loaded before our importer; what is in no run key has the revision of the result."""
 _keyed: set[str] = set()
+_real_folder = cache(os.path.realpath)  # thousands of loaded modules are in hundreds of folders
 
 
 def describe_process(code: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -83,13 +84,14 @@ def _other_modules() -> dict[str, str]:
 def _is_pinned(top: str, path: str) -> bool:
     """True for packages, code that they compile, and start-up modules that come with Python itself."""
     compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if compiled and Path(path).is_relative_to(compiled):
+    if compiled and path.startswith(os.path.join(compiled, "")):
         return True
     if top in _AT_START:
         return Path(path).parent == Path(os.__file__).parent
     if not os.path.isabs(path):
         return is_pinned(top)  # torch has modules whose files don't exist
-    return os.path.realpath(path).startswith(_package_folders())
+    real = os.path.realpath(path) if os.path.islink(path) else f"{_real_folder(os.path.dirname(path))}{os.sep}"
+    return real.startswith(_package_folders())
 
 
 @cache

@@ -1,1 +1,1 @@
-"""Maintenance of results: publishing, releasing models, verifying trails, removing what is no longer needed."""
+"""Maintenance of results: publishing, releasing models, verifying trails, removing leftovers."""

@@ -1,4 +1,4 @@
-"""Evidence of other labs: packed by `claimcheck contribute`, checked and added by `claimcheck accept`.
+"""Evidence of other labs, which `claimcheck contribute` packs, and `claimcheck accept` checks and adds.
 
 A contribution is a zip file.  `evidence.jsonl` has the lab's lines, `evidence.jsonl.sig` their signature by ssh-keygen.
 Weights, and states after some epochs, are named by their sha256, which the lines contain.  The accepted lines become
@@ -54,24 +54,24 @@ EVIDENCE, SIGNATURE = "evidence.jsonl", "evidence.jsonl.sig"
 MOST_BYTES = 1 << 30
 _LAB = re.compile(r"[a-z][a-z0-9-]{1,39}")
 _SAME_KIND = ("torch", "device", "device_name", "cpu_capability", "cuda")
-"""Fields of an environment in which two machines agree that give the same bits."""
+"""Fields of an environment that are equal on machines that give the same bits."""
 ELSEWHERE = 0.05
-"""Relative difference of a loss, and absolute one of an accuracy, after an epoch on another kind of device.
+"""Largest relative difference of a loss, and absolute difference of an accuracy, on another kind of device.
 
-The first epochs of 27 trainings of DAC's differ by at most 0.006 between two kinds of processor.
+The first epochs of 27 of DAC's trainings differ by at most 0.006 between two kinds of processor.
 """
 
 
 class ContributionError(Mistake, ValueError):
-    """A contribution can't be made, or is refused; the message gives the reasons."""
+    """A contribution can't be packed, or is refused; the message gives the reasons."""
 
 
 def contribute(
     root: Path, experiments: Sequence[str], lab: str, output: Path, *, key: Path | None, **deposited: Any
 ) -> int:
-    """Pack the experiments' results, and what `lab` contributed before, into `output`; returns the number of lines.
+    """Pack the experiments' results, and what `lab` contributed before, into `output`; return the number of lines.
 
-    `deposited`: `weights`, True to deposit them, and `states`, the folder that has those, or None.
+    `deposited` has `weights`, True to deposit them, and `states`, the folder with resume states, or None.
     """
     earlier = read_lines(_path_of(root, lab), EvidenceLine)
     lines, deposits = {(line.result.experiment, *cell_of(line.result)): line for line in earlier}, dict[str, bytes]()
@@ -103,7 +103,7 @@ def contribute(
 
 def _path_of(root: Path, lab: str) -> Path:
     if not _LAB.fullmatch(lab):
-        raise ContributionError(f"{lab!r} is no name of a lab: use small letters, digits and hyphens, as in uni-oslo")
+        raise ContributionError(f"{lab!r} can't be a lab's name: use small letters, digits and hyphens, as in uni-oslo")
     return root / LAB_FILES / f"{lab}.jsonl"
 
 
@@ -112,8 +112,8 @@ def accept(
 ) -> tuple[int, int, list[Trail], str]:
     """Check a contribution of `lab`, train `epochs` random epochs of it again, and add its lines to the evidence.
 
-    `key`: the public key, which is kept; needed once.  Returns the number of its lines and of new ones, everything
-    that was checked, and a note about the epochs.
+    `key` is the lab's public key, which is needed once and kept.  Returns the number of lines, the number of new ones,
+    everything that was checked, and a note about the epochs.
 
     Raises:
         ContributionError: a check failed; nothing was added.
@@ -137,13 +137,13 @@ def accept(
                 whole = Link("lab", "broken", "some of its lines have a profile that params.yaml doesn't have")
             trails = [Trail(f"the file of {lab}", (signed, whole))]
             trails += [Trail(trial.name, links) for trial, links in checked]
-            if not any(trail.broken for trail in trails):  # loading weights builds the model that a line names
+            if not any(trail.broken for trail in trails):  # first, because loading weights runs the line's model
                 trails += [Trail(trial.name, tuple(_check_weights(root, trial, packed))) for trial, _ in checked]
             if epochs and not any(trail.broken for trail in trails):
                 again, note = _train_again(root, [trial for trial, _ in checked], packed, epochs, device)
                 trails += again
     except (zipfile.BadZipFile, KeyError) as error:
-        raise ContributionError(f"{file} is no file of claimcheck contribute: {error}") from None
+        raise ContributionError(f"{file} was not made by claimcheck contribute: {error}") from None
     except (EvidenceError, RecordError) as error:
         raise ContributionError(f"refused: {str(error).replace(f'{folder}/', '')}") from None
     if broken := [f"{trail.checkpoint}: {link.name}: {link.detail}" for trail in trails if (link := trail.broken)]:
@@ -157,7 +157,7 @@ def accept(
 
 
 def _read(packed: zipfile.ZipFile, name: str) -> bytes:
-    """Read a member; a stranger's file may be damaged, or far larger than it looks."""
+    """Read a member of an untrusted file, which may be damaged, or far larger than it looks."""
     try:
         if packed.getinfo(name).file_size > MOST_BYTES:
             raise ContributionError(f"refused: {name} is larger than {MOST_BYTES:,} bytes")
@@ -167,7 +167,7 @@ def _read(packed: zipfile.ZipFile, name: str) -> bytes:
 
 
 def _check_whole(lines: Sequence[EvidenceLine], before: Sequence[EvidenceLine], lab: str) -> Link:
-    """Check that the lines are the lab's own, and that none is missing that was accepted before."""
+    """Check that the lines are the lab's own, and that all lines that were accepted earlier are among them."""
     if other := {line.origin.lab or "this project" for line in lines} - {lab}:
         return Link("lab", "broken", f"it has results of {', '.join(sorted(other))}")
     if any(line.release for line in lines):
@@ -178,7 +178,7 @@ def _check_whole(lines: Sequence[EvidenceLine], before: Sequence[EvidenceLine], 
 
 
 def _check_weights(root: Path, trial: Trial, packed: zipfile.ZipFile) -> Iterator[Link]:
-    """Check deposited weights: their digest, whose they are, and what they score on the packed test set."""
+    """Check deposited weights: their digest, their run, and their scores on the packed test set."""
     line, held = trial.result, root / "data" / "processed" / trial.result.data.dataset
     name = f"weights/{line.weights_sha256}"
     if name not in packed.namelist():
@@ -191,7 +191,7 @@ def _check_weights(root: Path, trial: Trial, packed: zipfile.ZipFile) -> Iterato
             if hashlib.sha256(content).hexdigest() != line.weights_sha256:
                 faults = ["the deposited weights have another sha256"]
             elif (contract.run_key, vars(contract.model)) != (line.run_key, line.spec["model"]):
-                faults = ["the deposited weights are those of another run"]
+                faults = ["the deposited weights belong to another run"]
             elif read_info(held).digest != line.data.digest:
                 raise PackedDataError(f"{held.name} is packed from other data here")
             else:
@@ -204,14 +204,14 @@ def _check_weights(root: Path, trial: Trial, packed: zipfile.ZipFile) -> Iterato
 
 
 def chance_of_passing(epochs: int, false: int, drawn: int) -> float:
-    """The chance that none of `drawn` random epochs is one of the `false` ones."""
+    """Return the chance that none of `drawn` random epochs is one of the `false` ones."""
     return comb(epochs - false, drawn) / comb(epochs, drawn)
 
 
 def _train_again(
     root: Path, trials: Sequence[Trial], packed: zipfile.ZipFile, wanted: int, device: str
 ) -> tuple[list[Trail], str]:
-    """Train random epochs again; also a note with the chance that invented ones are not found."""
+    """Train random epochs again; also return a note with the chance that false ones aren't found."""
     epochs = [(trial, epoch) for trial in trials for epoch in range(len(trial.result.curves))]
     kept, found = {None, *packed.namelist()}, list[Trail]()
     possible = [one for one in epochs if (f"states/{one[0].states.get(str(one[1]))}" if one[1] else None) in kept]
@@ -233,11 +233,15 @@ def _train_again(
 
 
 class _Differs(Exception):
-    """An epoch that was trained again gave something else, or can't be trained; the message says what."""
+    """An epoch that was trained again gave another result, or can't be trained; the message gives details."""
 
 
 def _compare_epoch(root: Path, trial: Trial, epoch: int, packed: zipfile.ZipFile, device: str) -> str:
-    """Train one epoch again; compare its row, and its weights with the deposited state or weights after it."""
+    """Train one epoch again; compare its row, and its weights with the deposited state or weights after it.
+
+    Raises:
+        _Differs: they differ.
+    """
     line, theirs = trial.result, trial.result.environment
     held = root / "data" / "processed" / line.data.dataset
     if read_info(held).digest != line.data.digest:
@@ -255,29 +259,26 @@ def _compare_epoch(root: Path, trial: Trial, epoch: int, packed: zipfile.ZipFile
     )
     how = "bit for bit" if is_alike else f"within {ELSEWHERE:.0%}, on another kind of device"
     if not _has_rows([line.curves[epoch]], again.history[-1:], 0.0 if is_alike else ELSEWHERE):
-        raise _Differs(f"trained again from the state before it, its row of the curves is another one ({how})")
+        raise _Differs(f"trained again from the state before it, its row of the curves differs ({how})")
     name = f"weights/{line.weights_sha256}"
     if epoch + 1 == len(line.curves) and name in packed.namelist():
         after = load(_read(packed, name))
-    if (
-        is_alike
-        and after
-        and any(not after[name].equal(one.cpu()) for name, one in again.model.items() if name in after)
-    ):
+    pairs = [(after[name], one.cpu()) for name, one in again.model.items() if name in after] if after else []
+    if is_alike and not all(deposited.equal(trained) for deposited, trained in pairs):
         raise _Differs("trained again, it ends in other weights than the deposited ones")
     return f"epoch {epoch + 1} gives its row {how}"
 
 
 def _read_state(trial: Trial, after: int, packed: zipfile.ZipFile) -> TrainingState | None:
-    """Read the state after so many epochs, None if it wasn't deposited; its history has to be that of the curves."""
+    """Read the state after `after` epochs, None if it wasn't deposited; its history must be that of the curves."""
     digest = trial.states.get(str(after))
     if f"states/{digest}" not in packed.namelist():
         return None
     content = _read(packed, f"states/{digest}")
-    try:  # after a digest of what follows
+    try:  # the first 32 bytes are a digest of the rest
         saved = torch.load(io.BytesIO(content[32:]), weights_only=True, map_location="cpu")
         state = TrainingState(**saved["state"])
-    except Exception as error:  # noqa: BLE001  (torch.load raises almost anything on what it can't read)
+    except Exception as error:  # noqa: BLE001  (torch.load raises almost anything on a damaged file)
         raise _Differs(f"the state after epoch {after} can't be read: {error}") from None
     is_named = hashlib.sha256(content).hexdigest() == digest
     if not is_named or (saved["run_key"], state.epoch) != (trial.result.run_key, after):
@@ -288,9 +289,9 @@ def _read_state(trial: Trial, after: int, packed: zipfile.ZipFile) -> TrainingSt
 
 
 def _train_epoch(line: ResultLine, data: Path, device: torch.device, state: TrainingState | None) -> TrainingState:
-    """Train the epoch after `state`, or the first one; returns the last state, whose history lacks a diverged epoch."""
+    """Train the epoch after `state`, or the first one; return the last state, whose history lacks a diverged epoch."""
     passed, states, threads = [0], list[TrainingState](), torch.get_num_threads()
-    end = 1 + (state.epoch if state else 0)  # training goes on in the state itself
+    end = 1 + (state.epoch if state else 0)  # taken now, because training changes the state itself
 
     def progress(now: Progress) -> None:
         passed.append(now.step // (now.total_steps // now.epochs))
@@ -310,7 +311,7 @@ def _train_epoch(line: ResultLine, data: Path, device: torch.device, state: Trai
 
 
 def _has_rows(rows: Sequence[EpochRow], trained: Sequence[dict[str, Any]], slack: float) -> bool:
-    """True if the rows are those of a training, to eight digits, or losses and accuracies within `slack`."""
+    """Return True if the rows equal those of a training to eight digits, or their scores are within `slack`."""
     return len(rows) == len(trained) and all(
         np.allclose(
             np.array([getattr(row, name) for row in rows], float),

@@ -1,4 +1,4 @@
-"""Turns the result and cost lines of `data/results/` into committed evidence, and small checkpoints into releases."""
+"""Turns the result and cost lines in `data/results/` into committed evidence, and small checkpoints into releases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stages.runs.fingerprint import changed_modules, module_digest, source_diges
 from stages.runs.revisions import GitError, read_objects, run_git
 from stages.runs.store import find_fault, write_atomically
 
-# Changes in these don't touch what a run computes, so they don't make its evidence dirty.
+# Changes in these don't change what a run computes, so they don't make its evidence dirty.
 _UNCOUNTED = ("dvc.lock", "docs/", "README.md", "CHANGELOG.md", "data/evidence/", "data/models/")
 
 COSTS = "train_seconds", "samples_per_second", "peak_memory_bytes", "energy_joules"
@@ -48,8 +48,8 @@ class Published:
 def publish(experiment: str, root: Path) -> Published:
     """Add the experiment's results to `data/evidence/<experiment>.jsonl`.
 
-    A published line of the same run, environment, arm and replicate stays, with the cost that was measured first; only
-    another result replaces it.
+    A published line of the same run, environment, arm and replicate stays, with the cost that was measured first,
+    unless the result differs.
     """
     found = collect(experiment, root)
     path = root / "data" / "evidence" / f"{experiment}.jsonl"
@@ -64,10 +64,10 @@ def publish(experiment: str, root: Path) -> Published:
 
 
 def collect(experiment: str, root: Path) -> list[EvidenceLine]:
-    """The experiment's results as evidence lines, with their cost and origin.
+    """Return the experiment's results as evidence lines, with their cost and origin.
 
     Raises:
-        PublishError: there are none, or one is not fit to be published.
+        PublishError: there are none, or one can't be published.
     """
     data = root / "data"
     results = read_lines(data / "results" / f"{experiment}.jsonl", ResultLine)
@@ -79,10 +79,9 @@ def collect(experiment: str, root: Path) -> list[EvidenceLine]:
     for line in results:
         origin = here
         if changed_modules(line.spec) and (proofs := equivalences.today(line.spec, line.environment)):
-            # older code with the same results: the revision before the first line that shows it
+            # older code with the same results: the revision before the first line that proves it
             origin = dataclasses.replace(here, revision=equivalences.lines[proofs[0] - 1].before)
-        _refuse_unfit(line, is_covered=origin != here)
-        _refuse_uncommitted(root, origin.revision, line)
+        _refuse_unfit(root, line, origin.revision, is_covered=origin != here)
         cost = costs.get(cell_of(line))
         if cost is None:
             raise PublishError(
@@ -93,7 +92,7 @@ def collect(experiment: str, root: Path) -> list[EvidenceLine]:
         of_run = compare_with_run(root, line, spent)
         if faults := [*find_contradictions(line), *find_cost_contradictions(line, cost), *of_run]:
             raise PublishError(
-                f"{line.experiment} {line.arm}.{line.replicate} contradicts itself: {'; '.join(faults)}; "
+                f"{line.name} contradicts itself: {'; '.join(faults)}; "
                 f"`dvc repro -s -f evaluate@{experiment}` rewrites it"
             )
         found.append(EvidenceLine(result=line, cost=cost, origin=origin))
@@ -104,40 +103,32 @@ def cell_of(line: ResultLine | CostLine) -> tuple[str, int, str, str]:
     return line.arm, line.replicate, line.run_key, line.environment_digest
 
 
-def _refuse_unfit(line: ResultLine, *, is_covered: bool) -> None:
+def _refuse_unfit(root: Path, line: ResultLine, revision: str, *, is_covered: bool) -> None:
+    """Refuse placeholder data, code that has changed since, and code that the named revision doesn't contain."""
     if line.data.provenance == "embedded":
         raise PublishError(
-            f"{line.experiment} {line.arm}.{line.replicate} was trained on placeholder data, which are no evidence; "
+            f"{line.name} was trained on placeholder data, which are no evidence; "
             "train on real data first: claimcheck profile quick, then dvc repro"
         )
-    changed = changed_modules(line.spec)
-    if changed and not is_covered:
+    if (changed := changed_modules(line.spec)) and not is_covered:
         raise PublishError(
-            f"{line.experiment} {line.arm}.{line.replicate} was trained by other code than the tree holds now "
-            f"(changed: {', '.join(changed)}); run dvc repro, publish from the revision that trained it, or show that "
-            "the change changes no number (claimcheck equivalent <that revision>)"
+            f"{line.name} was trained by code that has changed since ({', '.join(changed)}); run dvc repro, publish "
+            "from the revision that trained it, or prove that the change leaves all numbers the same "
+            "(claimcheck equivalent <that revision>)"
         )
-
-
-def _refuse_uncommitted(root: Path, revision: str, line: ResultLine) -> None:
-    """Refuse uncommitted code: evidence names a revision, and a checkout of it has to contain the code that ran."""
-    code = line.spec["code"]
-    lacking = [
-        module for module, digest in code.items() if "==" not in digest and digest_at(root, revision, module) != digest
-    ]
-    if lacking:
+    own = {module: digest for module, digest in line.spec["code"].items() if "==" not in digest}
+    if lacking := [module for module, digest in own.items() if digest_at(root, revision, module) != digest]:
         name = "HEAD" if _git(root, "rev-parse", "HEAD").strip() == revision else f"revision {revision[:12]}"
         raise PublishError(
-            f"{line.experiment} {line.arm}.{line.replicate} ran code that {name} doesn't hold "
-            f"({', '.join(lacking)}); "
-            "commit it first, then publish: evidence names the revision where its code is found"
+            f"{line.name} ran code that {name} doesn't hold ({', '.join(lacking)}); commit it first, then publish: "
+            "evidence names the revision where its code is found"
         )
 
 
 def compare_with_run(root: Path, line: ResultLine, cost: Mapping[str, Any] | None) -> list[str]:
-    """The faults of the outcome that was trained here, and what of a line is not its own.
+    """Describe the faults of the outcome that was trained here, and its differences from a line.
 
-    A published line, which has no `cost` to compare (`COSTS`), may be of a training in another environment.
+    A published line may come from a training in another environment; it has no `cost` (`COSTS`) to compare.
     """
     folder = root / "data" / "runs" / line.experiment / line.run_key
     if not (folder / "history.jsonl").is_file():
@@ -168,7 +159,7 @@ def _is_near(stored: float | None, trained: float | None) -> bool:
 
 @cache
 def digest_at(root: Path, revision: str | None, module: str) -> str | None:
-    """Digest of a module's source at a revision (None: the working tree), or None if there is no such source."""
+    """Return the digest of a module's source at a revision (None: the working tree), or None if there is none."""
     paths = [*paths_of(module)] if re.fullmatch(r"[\w.]+", module) else []
     paths += [path.removeprefix("stages/") for path in paths if path.startswith("stages/papers/")]  # a project's own
     if revision is None:
@@ -189,7 +180,7 @@ def digest_at(root: Path, revision: str | None, module: str) -> str | None:
 
 
 def describe_origin(root: Path) -> Origin:
-    """The revision of the tree, whether anything relevant is changed on top of it, and the versions in use."""
+    """Return the tree's revision, whether anything relevant has uncommitted changes, and the versions in use."""
     revision = _git(root, "rev-parse", "HEAD")
     return Origin(
         revision=revision.strip(),
@@ -200,7 +191,7 @@ def describe_origin(root: Path) -> Origin:
 
 
 def is_dirty(root: Path) -> bool:
-    """True if anything but `dvc.lock`, docs, evidence and the profile line of `params.yaml` has uncommitted changes."""
+    """Return True if anything has uncommitted changes except `dvc.lock`, docs, evidence and the current profile."""
     status = _git(root, "status", "--porcelain", "--untracked-files=all").splitlines()
     paths = {line[3:].split(" -> ")[-1].strip('"') for line in status}
     changed = _git(root, "diff", "HEAD", "--unified=0", "--", "params.yaml").splitlines()
@@ -224,7 +215,7 @@ MAX_TOTAL_BYTES = 25_000_000
 def release(experiment: str, arms: list[str], root: Path) -> list[Path]:
     """Write the newest published run of each of `arms` to `data/models/`, and its scores into its evidence line.
 
-    A model that was released stays as it is if its run is not here.
+    A released model whose run is not here stays as it is.
     """
     data = root / "data"
     path = data / "evidence" / f"{experiment}.jsonl"
@@ -244,7 +235,14 @@ def release(experiment: str, arms: list[str], root: Path) -> list[Path]:
         content, released = _rounded(lines[index], data)
         contents[_target(lines[index], data)] = content
         lines[index] = dataclasses.replace(lines[index], release=released)
-    _refuse_too_large(data / "models", contents)
+    for target, content in contents.items():
+        if len(content) > MAX_FILE_BYTES:
+            raise PublishError(f"{target.name} has {len(content):,} bytes; the limit in git is {MAX_FILE_BYTES:,}")
+    folder = data / "models"
+    total = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path not in contents)
+    total += sum(map(len, contents.values()))
+    if total > MAX_TOTAL_BYTES:
+        raise PublishError(f"{folder} would hold {total:,} bytes of models; the limit in git is {MAX_TOTAL_BYTES:,}")
     for target, content in contents.items():
         write_atomically(target, content)
     for index, line in enumerate(lines):
@@ -267,7 +265,7 @@ def _rounded(line: EvidenceLine, data: Path) -> tuple[bytes, Release]:
         content = target.read_bytes() if target.is_file() else b""
         if line.release is not None and hashlib.sha256(content).hexdigest() == line.release.sha256:
             return content, line.release  # as it was released
-        raise PublishError(f"{weights}: no such file; a model is released where its run lies")
+        raise PublishError(f"{weights}: no such file; release a model on the machine that has its run")
     import torch
 
     from stages.checkpoint.predictor import dump_checkpoint, load_predictor
@@ -291,15 +289,3 @@ def _rounded(line: EvidenceLine, data: Path) -> tuple[bytes, Release]:
         same_class=float((before.argmax(1) == after.argmax(1)).mean()),
         n=len(test_set),
     )
-
-
-def _refuse_too_large(folder: Path, contents: Mapping[Path, bytes]) -> None:
-    others = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path not in contents)
-    total = others + sum(len(content) for content in contents.values())
-    for target, content in contents.items():
-        if len(content) > MAX_FILE_BYTES:
-            raise PublishError(
-                f"{target.name} has {len(content):,} bytes; git takes at most {MAX_FILE_BYTES:,} a model"
-            )
-    if total > MAX_TOTAL_BYTES:
-        raise PublishError(f"{folder} would hold {total:,} bytes of models; git takes at most {MAX_TOTAL_BYTES:,}")

@@ -1,7 +1,7 @@
-"""Recomputes the trail behind a served model, offline, link by link, and the record of all of them.
+"""Recomputes everything behind a served model, link by link and offline, and compares the database with the files.
 
 Metrics are recomputed from weights and test data, or from other contents of the result line.  A link holds, is broken,
-or can't be checked here because something it needs is not on this machine; the last case is reported and is no error.
+or can't be checked because something is missing on this machine, which is reported and is no error.
 """
 
 from __future__ import annotations
@@ -85,61 +85,54 @@ class Link:
 
     @classmethod
     def of(cls, name: str, faults: Sequence[str], otherwise: str) -> Link:
-        """A link that is broken by any of the `faults`; `otherwise` says what holds."""
+        """Return a link that is broken if there are `faults`; otherwise it holds, with the detail `otherwise`."""
         return cls(name, "broken" if faults else "holds", "; ".join(faults) or otherwise)
 
 
 def check_checkpoint(root: Path, checkpoint: Checkpoint) -> Link:
     """Check that the file has the recorded digest, and that its header names the run and the data."""
     result = checkpoint.result
-    path = root / checkpoint.path
+    path, faults = root / checkpoint.path, []
     try:
         content = path.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
-        if digest != checkpoint.sha256:
-            return Link(
-                "checkpoint", "broken", f"{checkpoint.path}: sha256 {digest[:12]}…, recorded {checkpoint.sha256[:12]}…"
-            )
-        contract = read_contract(content, path.name)
+        if digest == checkpoint.sha256:
+            contract = read_contract(content, path.name)
+            named = {"run": (contract.run_key, result.run_key)}
+            named["data digest"] = contract.data_digest, result.data_digest
+        else:
+            named = {"sha256": (digest, checkpoint.sha256)}
+        for what, (found, recorded) in named.items():
+            if found != recorded:
+                faults.append(f"{checkpoint.path}: its {what} is {found[:12]}…, not {recorded[:12]}…")
+        return Link.of("checkpoint", faults, f"sha256 {digest[:12]}…")
     except OSError as error:
         return Link("checkpoint", "broken", f"{checkpoint.path}: {error.strerror}")
     except CheckpointError as error:
         return Link("checkpoint", "broken", str(error))
-    for what, found, recorded in (
-        ("run", contract.run_key, result.run_key),
-        ("data digest", contract.data_digest, result.data_digest),
-    ):
-        if found != recorded:
-            return Link("checkpoint", "broken", f"{checkpoint.path}: its {what} is {found[:12]}…, not {recorded[:12]}…")
-    return Link("checkpoint", "holds", f"sha256 {digest[:12]}…")
 
 
 def check_run(result: Result | ResultLine) -> Link:
     """Check that the run key is the digest of the spec."""
     digest = hashlib.sha256(canonical_json(result.spec).encode()).hexdigest()
-    if digest != result.run_key:
-        return Link("run", "broken", f"the spec's sha256 is {digest[:12]}…, the run key {result.run_key[:12]}…")
-    return Link("run", "holds", f"run key {digest[:12]}…")
+    fault = f"the spec's sha256 is {digest[:12]}…, the run key {result.run_key[:12]}…"
+    return Link.of("run", [] if digest == result.run_key else [fault], f"run key {digest[:12]}…")
 
 
 def check_params(params: Params, result: Result) -> Link:
-    """Check the spec's model, protocol and seed against the params files' current ones for this arm and profile."""
+    """Compare the spec's model, protocol and seed with those that the params files currently plan."""
     experiment, profile = params.experiments.get(result.experiment), params.profiles.get(result.profile)
     if experiment is None or profile is None:
         missing = f"experiment {result.experiment}" if experiment is None else f"profile {result.profile}"
         return Link("params", "broken", f"params.yaml has no {missing}")
-    source = params.datasets[experiment.dataset]
-    for planned in plan_runs(experiment, profile, source, every_role=True):
+    file = f"params/{experiment.name}.yaml"
+    for planned in plan_runs(experiment, profile, params.datasets[experiment.dataset], every_role=True):
         if planned.name[1:] == (result.arm, result.replicate):
             spec = planned.spec.to_dict()
             differing = [name for name in ("model", "protocol", "replicate") if spec[name] != result.spec[name]]
-            if differing:
-                what = f"params/{experiment.name}.yaml gives another {' and '.join(differing)} now"
-                return Link("params", "broken", what)
-            return Link("params", "holds", f"params/{experiment.name}.yaml under profile {result.profile}")
-    return Link(
-        "params", "broken", f"params/{experiment.name}.yaml plans no replicate {result.replicate} of {result.arm}"
-    )
+            faults = [f"{file} gives another {' and '.join(differing)} now"] if differing else []
+            return Link.of("params", faults, f"{file} under profile {result.profile}")
+    return Link("params", "broken", f"{file} plans no replicate {result.replicate} of {result.arm}")
 
 
 def check_code(
@@ -159,10 +152,9 @@ def check_code(
     if wrong and revision is None and equivalences:
         which = ", ".join(str(number) for number in equivalences)
         return Link("code", "holds", f"{', '.join(wrong)} changed without changing a number: {PATH}, line {which}")
-    if wrong:
-        return Link("code", "broken", f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} another one {where}")
     dirty = ", which had uncommitted changes" if origin is not None and origin["dirty"] else ""
-    return Link("code", "holds", f"{len(own)} modules {where}{dirty}")
+    faults = [f"{', '.join(wrong)} differ{'s' if len(wrong) == 1 else ''} {where}"] if wrong else []
+    return Link.of("code", faults, f"{len(own)} modules {where}{dirty}")
 
 
 def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
@@ -179,29 +171,26 @@ def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
     if digest == recorded == info.digest:
         return Link("data", "holds", f"digest {digest[:12]}…")
     if digest == info.digest:
-        return Link(
-            "data", "not here", f"{folder.name} is packed from {info.provenance} data here, digest {digest[:12]}…"
-        )
+        other = f"{folder.name} is packed from {info.provenance} data here, digest {digest[:12]}…"
+        return Link("data", "not here", other)
     return Link("data", "broken", f"{folder.name}: digest {digest[:12]}…, recorded {recorded[:12]}…")
 
 
 def check_environment(result: Result | ResultLine) -> Link:
-    """Check that the environment's digest is that of its facts, and that no code ran that nothing vouches for."""
+    """Check that the environment's digest is that of its facts, and that no unknown code ran in the process."""
     digest = environment_digest(result.environment)
     if digest != result.environment_digest:
         return Link("environment", "broken", f"its facts give {digest}, recorded {result.environment_digest}")
     process = result.environment.get("process")
     if process is None:
-        return Link("environment", "holds", f"{digest}; what else ran in the process was not recorded then")
-    if other := process["modules"]:
-        named = ", ".join(f"{name} ({code})" for name, code in other.items())
-        what = f"{named} ran in its process, from no package and not in its run key; remove it and train the run again"
-        return Link("environment", "broken", what)
-    return Link("environment", "holds", digest)
+        return Link("environment", "holds", f"{digest}; other code in the process was not recorded then")
+    other = ", ".join(f"{name} ({code})" for name, code in process["modules"].items())
+    fault = f"{other} ran in its process, from no package and not in its run key; remove it and train the run again"
+    return Link.of("environment", [fault] if other else [], digest)
 
 
 def check_metrics(root: Path, checkpoint: Checkpoint, packed: Path, *, with_weights: bool = False) -> Link:
-    """Check that metrics follow from bitmap and curves, that the curves are the run's, and the weights' scores."""
+    """Check that the metrics follow from bitmap, curves and weights, and that the curves are the run's."""
     line, cost = _line_of(checkpoint.result, packed.name), checkpoint.result.cost
     spent = None if cost is None or checkpoint.result.origin else {name: getattr(cost, name) for name in COSTS}
     found = [*find_contradictions(line), *compare_with_run(root, line, spent)]
@@ -214,7 +203,6 @@ def check_metrics(root: Path, checkpoint: Checkpoint, packed: Path, *, with_weig
         if not (packed / "dataset.json").is_file() or read_info(packed).digest != line.data.digest:
             needed = f"the weights need {packed.name} as it was packed, which is not here"
             return Link("metrics", "holds", f"{taken}; {needed}")
-
         weights = root / checkpoint.path
         if not with_weights:
             found = list(spot_check(weights, packed, line))
@@ -227,13 +215,11 @@ def check_metrics(root: Path, checkpoint: Checkpoint, packed: Path, *, with_weig
             found = list(compare_released(line, scores, checkpoint.accuracy))
     except (CheckpointError, PackedDataError, OSError) as error:
         return Link("metrics", "broken", str(error))
-    if found:
-        return Link("metrics", "broken", "; ".join(found))
-    return Link("metrics", "holds", f"{taken}, and from the weights on {n:,} test samples")
+    return Link.of("metrics", found, f"{taken}, and from the weights on {n:,} test samples")
 
 
 def _line_of(result: Result, dataset: str) -> ResultLine:
-    """The result line behind a row of the database, without the observations inside the network."""
+    """Return the result line of a row of the database, without the observations inside the network."""
     arrays = {array.kind: array.content for array in result.arrays}
     return ResultLine(
         **{name: getattr(result, name) for name in _AS_RECORDED},
@@ -259,15 +245,15 @@ def _line_of(result: Result, dataset: str) -> ResultLine:
 
 
 _OTHER_MACHINE = 1e-3
-"""Relative difference of a loss, and share of test images whose class may be another one, between two machines."""
+"""Largest relative difference of a loss, and share of test images with another class, between two machines."""
 _ROUNDED = 0.01
-"""Share of test images whose class may be another one by weights that were rounded to 11 bits."""
+"""Largest share of test images with another class by weights that were rounded to 11 bits."""
 SPOTS = 256
-"""Test images that `spot_check` predicts: whole test sets take minutes a model on a small machine."""
+"""Number of test images that `spot_check` predicts; a whole test set takes minutes per model on a small machine."""
 
 
 def recompute(weights: Path, packed: Path, line: ResultLine) -> Scores:
-    """The metrics that `evaluate` computes from the weights, the packed set's test split and the curves of `line`.
+    """Compute the metrics as `evaluate` does, from the weights, the packed set's test split and the curves of `line`.
 
     Raises:
         CheckpointError: the weights can't be loaded.
@@ -283,9 +269,9 @@ def recompute(weights: Path, packed: Path, line: ResultLine) -> Scores:
 
 
 def spot_check(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
-    """Differences from `line` in which images the weights, as trained or rounded, get right: of `SPOTS`, evenly spread.
+    """Describe differences from `line` in which of `SPOTS` evenly spread images the weights get right.
 
-    A table has no bitmap and is quick: all its rows are predicted.
+    The weights may be as trained or rounded.  A table has no bitmap and is quick, so all its rows are predicted.
 
     Raises:
         CheckpointError: the weights can't be loaded, or aren't a classifier of these images.
@@ -305,7 +291,7 @@ def spot_check(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
 
 
 def compare(line: ResultLine, scores: Scores) -> Iterator[str]:
-    """Differences between the metrics of `line` and those of its weights as trained."""
+    """Describe differences between the metrics of `line` and those of its weights as trained."""
     n = line.data.test_images
     recorded = {(row.metric, row.split): row.value for row in line.metrics}
     for row in scores.metrics:
@@ -319,7 +305,7 @@ def compare(line: ResultLine, scores: Scores) -> Iterator[str]:
 
 
 def look_again(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
-    """Differences between the observations in `line` and those of its weights as trained.
+    """Describe differences between the observations in `line` and those of its weights as trained.
 
     Raises:
         CheckpointError: the weights can't be loaded.
@@ -336,7 +322,7 @@ def look_again(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
 
 
 def compare_released(line: ResultLine, scores: Scores, accuracy: float) -> Iterator[str]:
-    """Differences for a released model whose rounded weights scored `accuracy`: in that, its size and right images."""
+    """Describe differences of a released model, whose rounded weights scored `accuracy`, from its record."""
     found = {row.metric: row.value for row in scores.metrics}
     if abs(found["accuracy"] - accuracy) > max(_OTHER_MACHINE, 1.5 / line.data.test_images):
         yield f"accuracy is recorded as {accuracy:.10g}, the released weights give {found['accuracy']:.10g}"
@@ -361,20 +347,21 @@ def _in_words(differing: int, n: int) -> str:
 
 @dataclass(frozen=True)
 class Trail:
-    """The links behind a checkpoint or an evidence line, by name; `broken` is the first link that doesn't hold."""
+    """The links behind a checkpoint or an evidence line, by name."""
 
     checkpoint: str
     links: tuple[Link, ...]
 
     @property
     def broken(self) -> Link | None:
+        """The first link that doesn't hold."""
         return next((link for link in self.links if link.status == "broken"), None)
 
 
 def verify(
     root: Path, database: str, names: Sequence[str] = (), *, with_weights: bool = False
 ) -> tuple[Link, list[Trail]]:
-    """The link from the files to `database`, and the trails (see `find_trails`); a terminal shows how far it is."""
+    """Return the link from the files to `database`, and the trails (see `find_trails`); a terminal shows progress."""
     with open_results(database)() as session:
         trails = find_trails(root, session, names, with_weights=with_weights)
         with Console(stderr=True).status("Comparing the database with the files"):
@@ -382,10 +369,10 @@ def verify(
 
 
 def find_trails(root: Path, session: Session, names: Sequence[str] = (), *, with_weights: bool = False) -> list[Trail]:
-    """The trail of each named checkpoint of the database (default: all).
+    """Return the trail of each named checkpoint of the database (default: all).
 
-    Released models predict some test images again if these are packed here; `with_weights`: every model predicts all
-    test images, and each metric is recomputed from them.
+    Released models predict some test images again if these are packed here.  With `with_weights`, every model predicts
+    all test images, and each metric is recomputed from them.
     """
     params = load_params(root)
     query = (
@@ -399,36 +386,32 @@ def find_trails(root: Path, session: Session, names: Sequence[str] = (), *, with
     for name in names:
         if name not in found:
             raise UnknownCheckpoint(name, found)
-    shown = track(
-        list(names or found),
-        "Verifying checkpoints",
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-    return [_trail(root, params, *found[name], with_weights) for name in shown]
-
-
-def _trail(root: Path, params: Params, checkpoint: Checkpoint, dataset: str, with_weights: bool) -> Trail:
-    result, packed = checkpoint.result, root / "data" / "processed" / dataset
-    links = (
-        check_checkpoint(root, checkpoint),
-        check_run(result),
-        check_params(params, result),
-        check_code(root, result.spec["code"], result.origin, result.equivalences),
-        check_data(packed, result.data_digest, result.spec["data_digest"]),
-        check_environment(result),
-        check_metrics(root, checkpoint, packed, with_weights=with_weights),
-    )
-    return Trail(checkpoint.id, links)
+    console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
+    trails = []
+    for name in track(
+        [*names] or [*found], "Verifying checkpoints", console=console, transient=True, disable=is_hidden
+    ):
+        checkpoint, dataset = found[name]
+        result, packed = checkpoint.result, root / "data" / "processed" / dataset
+        links = (
+            check_checkpoint(root, checkpoint),
+            check_run(result),
+            check_params(params, result),
+            check_code(root, result.spec["code"], result.origin, result.equivalences),
+            check_data(packed, result.data_digest, result.spec["data_digest"]),
+            check_environment(result),
+            check_metrics(root, checkpoint, packed, with_weights=with_weights),
+        )
+        trails.append(Trail(checkpoint.id, links))
+    return trails
 
 
 LAB_FILES = Path("data/evidence") / LABS
-"""Folder of accepted evidence: `<lab>.jsonl`, and its signature and the lab's public key if it signs."""
+"""Folder of accepted evidence: `<lab>.jsonl` and, if the lab signs, its signature and the lab's public key."""
 
 
 def check_evidence(root: Path) -> list[Trail]:
-    """The links behind every line of published evidence, and the signature of each lab's file."""
+    """Check the links behind every line of published evidence, and the signature of each lab's file."""
     trails = [Trail(trial.name, links) for trial, links in check_lines(root, load_params(root))]
     for path in sorted((root / LAB_FILES).glob("*.jsonl")):
         signature = path.with_suffix(".jsonl.sig")
@@ -439,7 +422,7 @@ def check_evidence(root: Path) -> list[Trail]:
 
 
 def check_lines(root: Path, params: Params, offered: Path | None = None) -> list[tuple[Trial, tuple[Link, ...]]]:
-    """The links behind each line of evidence, or behind those of an `offered` file alone.
+    """Check the links behind each line of evidence, or only of an `offered` file.
 
     Raises:
         EvidenceError, RecordError: a line can't be read or contradicts itself.
@@ -480,34 +463,33 @@ def check_lines(root: Path, params: Params, offered: Path | None = None) -> list
 
 
 class SignatureRefused(Mistake):
-    """`ssh-keygen` doesn't sign, or doesn't accept a signature."""
+    """`ssh-keygen` refused to sign, or rejected a signature."""
 
 
 def check_signature(lab: str, content: bytes, signature: bytes | None, key: Path) -> Link:
-    """Check the signature of a lab's file by its public `key`, a file that need not be there."""
+    """Check the signature of a lab's file by its public `key`, a file that may be missing."""
     if signature is None:
-        return Link(
-            "signature", "broken" if key.is_file() else "not here", "not signed, as its lab signs if it has a key"
-        )
+        status: LinkStatus = "broken" if key.is_file() else "not here"
+        return Link("signature", status, "not signed; a lab that has a key signs")
     if not key.is_file():
         return Link("signature", "broken", f"no key of {lab} is known: give its public key once (--key)")
     with tempfile.TemporaryDirectory() as folder:
         allowed, signed = Path(folder, "allowed"), Path(folder, "signature")
         signed.write_bytes(signature)
         allowed.write_text(f"{lab} {key.read_text(encoding='utf-8')}", encoding="utf-8")
-        for fault, *asked in (
+        for fault, *arguments in (
             ("the file was changed after it was signed, or the signature is damaged", "check-novalidate"),
             (f"it was signed with another key than that of {lab}", "verify", "-f", str(allowed), "-I", lab),
         ):
             try:
-                ssh_keygen(*asked, "-s", str(signed), given=content)
+                ssh_keygen(*arguments, "-s", str(signed), given=content)
             except SignatureRefused:
                 return Link("signature", "broken", fault)
     return Link("signature", "holds", f"signed by {lab}")
 
 
 def ssh_keygen(verb: str, *options: str, given: bytes) -> bytes:
-    """Let `ssh-keygen -Y` sign or check `given`; returns what it prints.
+    """Let `ssh-keygen -Y` sign or check `given`; return what it prints.
 
     Raises:
         SignatureRefused: it refuses.
@@ -523,7 +505,7 @@ def ssh_keygen(verb: str, *options: str, given: bytes) -> bytes:
 
 
 def _check_record(root: Path, session: Session) -> Link:
-    """Check that everything in the database is what `record` makes of the files."""
+    """Check that the database is what `record` builds from the files."""
     with tempfile.TemporaryDirectory() as folder:
         database = f"{folder}/results.db"
         try:

@@ -8,7 +8,6 @@ API.  Rules, margins and interim analyses are fixed before running (`stages.rule
 into an arm's metric.  Needs NumPy and SciPy only.
 """
 
-from stages.rules import Margins, Rules
 from stages.verdicts.curves import (
     ARM_METRICS,
     ArmMeasurement,
@@ -47,13 +46,4 @@ from stages.verdicts.others import (
 )
 from stages.verdicts.power import Design, Power, power_of_comparable, power_of_gain, power_of_value
 from stages.verdicts.value import ValueClaim, judge_side, judge_value
-from stages.verdicts.verdict import (
-    DuplicateObservation,
-    Observation,
-    Prediction,
-    Sample,
-    Scope,
-    Status,
-    Stretch,
-    Verdict,
-)
+from stages.verdicts.verdict import DuplicateObservation, Observation, Sample, Scope, Status, Verdict

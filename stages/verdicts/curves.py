@@ -105,6 +105,11 @@ def window_error(val_error: Curves, test_error: Curves, *, width: int = _WINDOW)
 
     T is the mean of all cells, t_{*,j} that of epoch j.  The bound on σ² is used as σ², as printed.
     """
+
+    def mean_of_window(val_error: Curves, test_error: Curves) -> float:
+        start = _best_window(val_error, width)
+        return float(test_error[:, start : start + width].mean())
+
     _check(val_error)
     _check(test_error)
     if val_error.shape != test_error.shape or width % 2 == 0 or not 1 < width <= test_error.shape[1]:
@@ -123,7 +128,7 @@ def window_error(val_error: Curves, test_error: Curves, *, width: int = _WINDOW)
         value=float(value),
         stderr=stderr,
         epoch=epoch,
-        folds=pseudo_values(lambda val, test: _mean_of_window(val, test, width), val_error, test_error),
+        folds=pseudo_values(mean_of_window, val_error, test_error),
     )
 
 
@@ -131,11 +136,6 @@ def _best_window(val_error: Curves, width: int) -> int:
     """Return the first epoch of the window with the lowest mean over folds."""
     windows = np.lib.stride_tricks.sliding_window_view(val_error.mean(axis=0), width)
     return int(np.argmin(windows.mean(axis=1)))
-
-
-def _mean_of_window(val_error: Curves, test_error: Curves, width: int) -> float:
-    start = _best_window(val_error, width)
-    return float(test_error[:, start : start + width].mean())
 
 
 def pseudo_values(statistic: Callable[..., float], *curves: Curves) -> tuple[float, ...]:

@@ -25,50 +25,48 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import scipy
 
 from stages.rules import Rules
 from stages.verdicts.grid_part import GridPart
 from stages.verdicts.intervals import (
-    Looks,
+    Interval,
     Numbers,
     by_margin,
     chance_below,
     combine,
-    complete_look,
     expected_replicates,
     half_width,
     level,
-    looks_from,
+    looks_of_numbers,
     looks_of_part,
     looks_of_plan,
-    say_expected,
     signed,
     variance_of,
     with_interval,
 )
 from stages.verdicts.value import (
+    NO_SPREAD,
+    MeanEstimate,
+    Pairing,
     Spread,
-    about_skew,
+    at_last_look,
+    decide_sign,
+    explain,
     judge_equivalence,
-    tell,
     too_few,
-    too_many_diverged,
+    warn_of_skew,
     with_prediction,
 )
 from stages.verdicts.verdict import Sample, Status, Verdict
 
-Pairing = Literal["fold", "none"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class GainClaim:
-    """`gain`: as printed, positive if better, negative if the paper says that its own arm is worse; never 0.
+    """A printed `gain`: positive if better, negative if the paper says that its own arm is worse; never 0.
 
     `better` says which direction of our metric is better.  `stderr` and `n` are the paper's for the gain.  `margin` is
     for its size, None if the paper prints none: then only the sign of `gain` counts.  `slope`: as in `ValueClaim`.
@@ -82,34 +80,20 @@ class GainClaim:
     slope: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class GainEstimate:
-    """Our gain, and its variance as a function of n: `s2` is one pair's variance, `df` holds at `n` replicates."""
-
-    mean: float
-    s2: float
-    df: float
-    n: int
-
-    def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
-        """Return (variance, df) with n replicates per arm."""
-        return self.s2 / n, self.df * (n - 1) / (self.n - 1)
-
-
 def measure_gain(
     proposed: Sample, baseline: Sample, better: Literal["higher", "lower"], pairing: Pairing
-) -> GainEstimate:
+) -> MeanEstimate:
     """Measure the gain.  Both arms need two finished replicates; with "fold", two that both have."""
     sign = 1.0 if better == "higher" else -1.0
     if pairing == "fold":
         ours, theirs = proposed.finished, baseline.finished
         pairs = np.array([sign * (ours[fold] - theirs[fold]) for fold in ours if fold in theirs])
-        return GainEstimate(mean=float(pairs.mean()), s2=float(variance_of(pairs)), df=pairs.size - 1, n=pairs.size)
+        return MeanEstimate(mean=float(pairs.mean()), s2=float(variance_of(pairs)), df=pairs.size - 1, n=pairs.size)
     arms = [np.array(arm.values) for arm in (proposed, baseline)]
     own = [float(variance_of(arm)) for arm in arms]
     variance, df = combine([(s2 / arm.size, float(arm.size - 1)) for s2, arm in zip(own, arms, strict=True)])
     n, mean = min(arm.size for arm in arms), sign * float(arms[0].mean() - arms[1].mean())
-    return GainEstimate(mean=mean, s2=float(variance * n), df=float(df), n=n)
+    return MeanEstimate(mean=mean, s2=float(variance * n), df=float(df), n=n)
 
 
 def judge_gain(
@@ -129,46 +113,58 @@ def judge_gain(
     """Judge the sign and, inside that verdict, the size; not adjusted for other claims (`families`).
 
     The size of a printed gain that is no larger than the margin is never `reproduced`.  If only part of a grid ran, the
-    arms are means over the pairs of `part`, and the verdict covers these alone.  `pairs`: how many of a grid ran, and
-    how many are planned; its parts share the α of the sign, and only the whole grid decides the size.  Analyses end
-    with the `planned` replicates.  `widening` is how much left-out test rows could change the gain, and `test_sets` the
-    variance of two draws of the test set if ours isn't the paper's, for the size alone.  `folds` is the number of folds
-    if replicates are folds.
+    arms are means over the pairs of `part`, and the verdict covers these alone.  `pairs` are the numbers of the grid's
+    pairs that ran and that are planned: its parts share the α of the sign, and only the whole grid decides the size.
+
+    The last analysis is at `planned` replicates.  `widening` is the largest change of the gain by left-out test rows.
+    `test_sets` is the variance of two draws of the test set if ours isn't the paper's; it affects only the size.
+    `folds` is the number of folds if replicates are folds.
     """
     looks = looks_of_plan(rules.looks, planned)
-    arms = at_last_look(proposed, baseline, looks, pairing, first=min(rules.looks), planned=planned)
+    arms = at_last_look(proposed, baseline, analyses=rules.looks, planned=planned, pairing=pairing)
     if isinstance(arms, Verdict):
         return arms
-    n, gain = arms[0].n, measure_gain(*arms, claim.better, pairing)
+    ours, theirs = arms
+    n, gain = ours.n, measure_gain(ours, theirs, claim.better, pairing)
     if part is not None and not part.is_sliced:
-        return Verdict(status=Status.UNRESOLVED, explanation=part.tell(), estimate=gain.mean, n=n)
+        return Verdict(status=Status.UNRESOLVED, explanation=part.describe(), estimate=gain.mean, n=n)
     size = _judge_size(claim, gain, arms, rules=rules, planned=planned, widening=widening, test_sets=test_sets)
     if size is not None and size.estimate is not None:
-        size = tell(
-            size, f"Our gain {signed(gain.mean)} (n = {n}) − the paper's {signed(claim.gain)}", proposed, baseline
-        )
+        compared = f"Our gain {signed(gain.mean)} (n = {n}) − the paper's {signed(claim.gain)}"
+        size = explain(size, compared, proposed, baseline)
         size = size if part is None else _leave_open(size)
-    stderr = math.sqrt(gain.at(gain.n)[0])
-    of_part = looks_of_part(looks, *pairs)
-    sign = _judge_sign(claim, gain, arms, rules=rules, looks=of_part, widening=widening)
+    # Diverged replicates must not make an arm come out better.
+    is_blocked = arms[0 if gain.mean > 0 else 1].n_diverged
+    sign = decide_sign(
+        gain,
+        ("better", "worse"),
+        n=n,
+        n_diverged=sum(arm.n_diverged for arm in arms),
+        obstacle="some replicates of the model ahead have diverged" if is_blocked else "",
+        rules=rules,
+        looks=looks_of_part(looks, *pairs),
+        is_positive_claimed=claim.gain > 0,
+        widening=widening,
+    )
     design = "shared folds" if pairing == "fold" else "independent replicates"
-    sign = tell(sign, f"Gain of the proposed model (n = {n} {design})", proposed, baseline)
+    sign = explain(sign, f"Gain of the proposed model (n = {n} {design})", proposed, baseline)
     sign = with_assumptions(sign, gain, folds, widening, pairs=pairs[1])
     if part is not None:
         sign = _of_part(part, gain, sign, level(looks, n, rules.alpha_outside / 2))
-    return dataclasses.replace(sign, size=size, stderr=stderr)
+    return dataclasses.replace(sign, size=size, stderr=math.sqrt(gain.at(gain.n)[0]))
 
 
 def with_assumptions(
-    verdict: Verdict, gain: GainEstimate, folds: int | None, widening: float, limit: float = 0.0, pairs: int = 1
+    verdict: Verdict, gain: MeanEstimate, folds: int | None, widening: float, limit: float = 0.0, pairs: int = 1
 ) -> Verdict:
     """Say what the interval assumes: noise without skew, and the same training images, which folds share.
 
     Nadeau and Bengio (2003) account for shared training images: Var = s² (1/n + 1/(folds − 1)) instead of s²/n.
-    `limit`: the gain that the verdict is about.  The mean of several `pairs` is hardly skewed, so its level holds.
+    `limit` is the gain with which the verdict compares.  The mean of several `pairs` is hardly skewed, so it needs no
+    warning.
     """
     unequal = " and the spreads of the two models differ by a factor of 3 or more"
-    said = about_skew(verdict, limit, unequal) if pairs == 1 else ""
+    said = warn_of_skew(verdict, limit, unequal) if pairs == 1 else ""
     if folds is not None and gain.s2 and verdict.confidence is not None:
         variance = gain.s2 * (1 / gain.n + 1 / (folds - 1))
         half = float(half_width(variance, gain.df, (1 - verdict.confidence) / 2)) + widening
@@ -180,7 +176,7 @@ def with_assumptions(
 def _leave_open(size: Verdict) -> Verdict:
     """Leave the size open, because missing pairs may move the mean into or out of the margin.
 
-    For the same reason no rerun of the paper, which ran all pairs, is predicted.
+    For the same reason, no rerun of the paper, which ran all pairs, is predicted.
     """
     decided = (Status.REPRODUCED, Status.NOT_REPRODUCED)
     status = Status.INCONCLUSIVE if size.status in decided else size.status
@@ -196,7 +192,7 @@ def _leave_open(size: Verdict) -> Verdict:
     )
 
 
-def _of_part(part: GridPart, gain: GainEstimate, sign: Verdict, alpha: float) -> Verdict:
+def _of_part(part: GridPart, gain: MeanEstimate, sign: Verdict, alpha: float) -> Verdict:
     """Add the verdict's scope: the pairs that it covers, and an interval for the whole grid, which decides nothing.
 
     That interval errs with probability `alpha` on each side; parts don't share it, because it spends no α.
@@ -204,11 +200,10 @@ def _of_part(part: GridPart, gain: GainEstimate, sign: Verdict, alpha: float) ->
     half = part.half_width_of_whole(gain.at(gain.n), sign.n, alpha)
     scope, of_whole = part.scope(), "They may differ by any amount, so nothing is said of the whole grid."
     if math.isfinite(half):
-        low, high = gain.mean - half, gain.mean + half
-        scope = dataclasses.replace(scope, whole_low=low, whole_high=high, whole_confidence=1 - 2 * alpha)
-        whole = with_interval(gain.mean, low, high, 1 - 2 * alpha)
-        of_whole = f"Of the whole grid, as if these were drawn from it: {whole}."
-    return dataclasses.replace(sign, scope=scope, explanation=f"{sign.explanation} {part.tell()} {of_whole}")
+        _, low, high, confidence = whole = Interval.around(gain.mean, half, alpha)
+        scope = dataclasses.replace(scope, whole_low=low, whole_high=high, whole_confidence=confidence)
+        of_whole = f"Of the whole grid, as if these were drawn from it: {with_interval(*whole)}."
+    return dataclasses.replace(sign, scope=scope, explanation=f"{sign.explanation} {part.describe()} {of_whole}")
 
 
 def judge_gap(
@@ -254,86 +249,10 @@ def judge_gap(
     return with_assumptions(verdict, used, folds, widening)
 
 
-def at_last_look(
-    proposed: Sample, baseline: Sample, looks: Looks, pairing: Pairing, *, first: int, planned: int | None
-) -> tuple[Sample, Sample] | Verdict:
-    """Return both arms' replicates at the last complete analysis, or a verdict if they allow no interval.
-
-    `first`: the number of replicates at the first analysis of the rules, `planned` that of the plan.
-    """
-    shared = set(proposed.indices) & set(baseline.indices)
-    n = complete_look(shared, looks)
-    if n is None:
-        return too_few(shared, first, Status.UNRESOLVED, planned)
-    arms = proposed.among(range(n)), baseline.among(range(n))
-    if usable_replicates(*arms, pairing) < 2:
-        return too_many_diverged(n, max(arm.n_diverged for arm in arms), Status.UNRESOLVED)
-    return arms
-
-
-def usable_replicates(proposed: Sample, baseline: Sample, pairing: Pairing) -> int:
-    """Count the finished replicates of the arm that has fewer; with "fold", those that both arms have."""
-    ours, theirs = set(proposed.finished), set(baseline.finished)
-    return len(ours & theirs) if pairing == "fold" else min(len(ours), len(theirs))
-
-
-def _judge_sign(
-    claim: GainClaim, gain: GainEstimate, arms: tuple[Sample, Sample], *, rules: Rules, looks: Looks, widening: float
-) -> Verdict:
-    n, diverged = arms[0].n, [arm.n_diverged for arm in arms]
-    alpha = level(looks, n, rules.alpha_outside / 2)
-    variance, df = gain.at(gain.n)
-    half = float(half_width(variance, df, alpha)) + widening
-
-    def decides(replicates: Numbers, share: Numbers) -> Numbers:
-        return np.abs(gain.mean) > half_width(*gain.at(replicates), rules.alpha_outside / 2 * share) + widening
-
-    expected = None
-    # Diverged replicates must not make an arm come out better.
-    ahead = diverged[0] if gain.mean > 0 else diverged[1]
-    came, claimed = ("better" if number > 0 else "worse" for number in (gain.mean, claim.gain))
-    if not gain.s2:
-        status, reason = Status.UNRESOLVED, "the replicates don't differ at all, so their spread is unknown"
-    elif abs(gain.mean) <= half:
-        status = Status.UNRESOLVED
-        expected = expected_replicates(decides, n, looks)
-        reason = say_expected(expected, looks)
-    elif ahead:
-        status, reason = Status.UNRESOLVED, "some replicates of the model ahead have diverged"
-    elif came == claimed:
-        status, reason = Status.SUPPORTED, f"{came}, as claimed"
-    else:
-        status, reason = Status.REVERSED, f"{came}, not {claimed} as claimed"
-    low, high, confidence = gain.mean - half, gain.mean + half, 1 - 2 * alpha
-    p = _p_value(gain, widening)
-    return Verdict(
-        status=status,
-        explanation=f"{with_interval(gain.mean, low, high, confidence)}: {reason}",
-        estimate=gain.mean,
-        low=low,
-        high=high,
-        confidence=confidence,
-        n=n,
-        n_diverged=sum(diverged),
-        replicates_expected=expected,
-        p_value=p,
-        posterior=None if p is None else 1 - p / 2 if came == claimed else p / 2,
-        spread=math.sqrt(gain.s2),
-        share=looks[n],
-    )
-
-
-def _p_value(gain: GainEstimate, widening: float) -> float | None:
-    variance, df = gain.at(gain.n)
-    if not variance:
-        return None
-    return float(2 * scipy.special.stdtr(df, -max(abs(gain.mean) - widening, 0.0) / np.sqrt(variance)))
-
-
 def _judge_size(
     claim: GainClaim,
-    gain: GainEstimate,
-    arms: tuple[Sample, Sample],
+    gain: MeanEstimate,
+    arms: tuple[Sample, ...],
     *,
     rules: Rules,
     planned: int | None,
@@ -342,10 +261,10 @@ def _judge_size(
 ) -> Verdict | None:
     if claim.margin is None:
         return None
-    from_minimum = looks_from(rules.looks, rules.minimum if claim.stderr is None else rules.minimum_with_error)
-    looks, n = looks_of_plan(from_minimum, planned), arms[0].n
+    numbers = looks_of_numbers(rules, is_error_printed=claim.stderr is not None)
+    looks, n = looks_of_plan(numbers, planned), arms[0].n
     if n not in looks:
-        return too_few(range(n), min(from_minimum), Status.INCONCLUSIVE, planned)
+        return too_few(range(n), min(numbers), Status.INCONCLUSIVE, planned)
     spread = Spread(
         s2=gain.s2,
         df=gain.df,
@@ -371,9 +290,10 @@ def _judge_size(
 
 @dataclass(frozen=True, kw_only=True)
 class ComparableClaim:
-    """`margin`: the loss that still counts as comparable by the rules; `accepted`: the largest that the paper calls so.
+    """A claim that two arms are comparable.
 
-    Both are positive, in the metric's unit; `better` says which direction of our metric is better.
+    `margin` is the loss that still counts as comparable by the rules, `accepted` the largest loss that the paper calls
+    comparable.  Both are positive, in the metric's unit; `better` says which direction of our metric is better.
     """
 
     margin: float
@@ -398,80 +318,60 @@ def judge_comparable(
 ) -> Verdict:
     """Judge whether `proposed` is no worse than `baseline`; other arguments are as in `judge_gain`."""
     looks = looks_of_plan(rules.looks, planned)
-    arms = at_last_look(proposed, baseline, looks, pairing, first=min(rules.looks), planned=planned)
+    arms = at_last_look(proposed, baseline, analyses=rules.looks, planned=planned, pairing=pairing)
     if isinstance(arms, Verdict):
         return arms
-    n, gain = arms[0].n, measure_gain(*arms, claim.better, pairing)
-    diverged = [arm.n_diverged for arm in arms]
+    ours, theirs = arms
+    n, gain = ours.n, measure_gain(ours, theirs, claim.better, pairing)
     within, outside = (level(looks, n, alpha) for alpha in (rules.alpha_within, rules.alpha_outside / 2))
-    status, reason = _judge(claim, gain, diverged, within, outside, widening)
-    expected = None
-    if status is Status.UNRESOLVED and gain.s2 and not any(diverged):
-        expected = expected_replicates(lambda m, share: _decides(claim, gain, m, share, rules, widening), n, looks)
-    alpha = outside if status is Status.REVERSED else within
     variance, df = gain.at(gain.n)
-    half = float(half_width(variance, df, alpha)) + widening
-    flips = [
-        sign * half_width(variance, df, at) + sign * widening - gain.mean for sign, at in ((1, within), (-1, outside))
-    ]
+    halves = [float(half_width(variance, df, alpha)) + widening for alpha in (within, outside)]
+    lower, upper = gain.mean - halves[0], gain.mean + halves[1]
 
-    def status_at(margin: float) -> Status:
-        by = dataclasses.replace(claim, margin=margin)
-        status, _ = _judge(by, gain, diverged, within, outside, widening)
-        return status
+    def decide(margin: float) -> tuple[Status, str]:
+        widest = max(margin, claim.accepted or 0.0)
+        status, limit = Status.SUPPORTED, signed(-widest)
+        if not gain.s2:
+            return Status.UNRESOLVED, NO_SPREAD
+        if lower > -margin:
+            reason = "no worse than by the margin"
+        elif lower > -widest:
+            status, reason = (
+                Status.HOLDS_UNDER_READING,
+                f"comparable as the paper uses the word, which calls {limit} so",
+            )
+        elif upper < -widest:
+            own = "" if widest == margin else f", and than the {limit} that the paper calls comparable"
+            status, reason = Status.REVERSED, f"worse than by the margin{own}"
+        else:
+            return Status.UNRESOLVED, f"neither above {limit} nor below it"
+        if arms[1 if status is Status.REVERSED else 0].n_diverged:
+            return Status.UNRESOLVED, "the model that it speaks for has diverged replicates"
+        return status, reason
 
-    low, high, confidence = gain.mean - half, gain.mean + half, 1 - 2 * alpha
+    def decides(replicates: Numbers, share: Numbers) -> Numbers:
+        variance, df = gain.at(replicates)
+        lower = gain.mean - half_width(variance, df, rules.alpha_within * share) - widening
+        upper = gain.mean + half_width(variance, df, rules.alpha_outside / 2 * share) + widening
+        return np.greater(lower, -claim.widest) | np.less(upper, -claim.widest)
+
+    status, reason = decide(claim.margin)
+    n_diverged, expected = sum(arm.n_diverged for arm in arms), None
+    if status is Status.UNRESOLVED and gain.s2 and not n_diverged:
+        expected = expected_replicates(decides, n, looks)
+    half, alpha = (halves[1], outside) if status is Status.REVERSED else (halves[0], within)
+    interval = Interval.around(gain.mean, half, alpha)
     verdict = Verdict(
         status=status,
-        explanation=f"{with_interval(gain.mean, low, high, confidence, claim.margin)}: {reason}",
-        estimate=gain.mean,
-        low=low,
-        high=high,
-        confidence=confidence,
+        explanation=f"{with_interval(*interval, claim.margin)}: {reason}",
+        **interval._asdict(),
         margin=claim.margin,
         n=n,
-        n_diverged=sum(diverged),
+        n_diverged=n_diverged,
         replicates_expected=expected,
-        by_margin=by_margin(flips, status_at),
+        by_margin=by_margin([-lower, -upper], lambda margin: decide(margin)[0]),
         posterior=chance_below((gain.mean - widening + claim.margin) / math.sqrt(variance), df) if gain.s2 else None,
     )
-    verdict = tell(verdict, f"Gain of the proposed model (n = {n})", proposed, baseline)
+    verdict = explain(verdict, f"Gain of the proposed model (n = {n})", proposed, baseline)
     limit = -claim.margin if status is Status.SUPPORTED else -claim.widest
     return with_assumptions(verdict, gain, folds, widening, limit)
-
-
-def _judge(
-    claim: ComparableClaim, gain: GainEstimate, diverged: Sequence[int], within: float, outside: float, widening: float
-) -> tuple[Status, str]:
-    status, reason = _decide(claim, gain, within, outside, widening)
-    if status is not Status.UNRESOLVED and diverged[1 if status is Status.REVERSED else 0]:
-        return Status.UNRESOLVED, "the model that it speaks for has diverged replicates"
-    return status, reason
-
-
-def _decide(
-    claim: ComparableClaim, gain: GainEstimate, within: float, outside: float, widening: float
-) -> tuple[Status, str]:
-    variance, df = gain.at(gain.n)
-    lower = gain.mean - float(half_width(variance, df, within)) - widening
-    upper = gain.mean + float(half_width(variance, df, outside)) + widening
-    limit = signed(-claim.widest)
-    if not gain.s2:
-        return Status.UNRESOLVED, "the replicates don't differ at all, so their spread is unknown"
-    if lower > -claim.margin:
-        return Status.SUPPORTED, "no worse than by the margin"
-    if lower > -claim.widest:
-        return Status.HOLDS_UNDER_READING, f"comparable as the paper uses the word, which calls {limit} so"
-    if upper < -claim.widest:
-        own = "" if claim.widest == claim.margin else f", and than the {limit} that the paper calls comparable"
-        return Status.REVERSED, f"worse than by the margin{own}"
-    return Status.UNRESOLVED, f"neither above {limit} nor below it"
-
-
-def _decides(
-    claim: ComparableClaim, gain: GainEstimate, replicates: Numbers, share: Numbers, rules: Rules, widening: float
-) -> Numbers:
-    variance, df = gain.at(replicates)
-    lower = gain.mean - half_width(variance, df, rules.alpha_within * share) - widening
-    upper = gain.mean + half_width(variance, df, rules.alpha_outside / 2 * share) + widening
-    return np.greater(lower, -claim.widest) | np.less(upper, -claim.widest)

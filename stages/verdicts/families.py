@@ -27,20 +27,20 @@ import scipy
 
 from stages.rules import Rules
 from stages.verdicts.intervals import (
+    Interval,
     Numbers,
     combine,
-    complete_look,
     half_width,
     level,
-    looks_from,
+    looks_of_numbers,
     looks_of_plan,
     signed,
     variance_of,
     with_interval,
 )
 from stages.verdicts.others import fisher_p, newcombe, not_tested
-from stages.verdicts.power import WANTED, Power, in_percent
-from stages.verdicts.value import tell, too_few, too_many_diverged
+from stages.verdicts.power import WANTED, Power, format_chance
+from stages.verdicts.value import NO_SPREAD, at_last_look, explain
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 SIGNS = (Status.SUPPORTED, Status.REVERSED, Status.UNRESOLVED)
@@ -106,24 +106,23 @@ def judge_table(orders: Sequence[PrintedOrder], rules: Rules) -> TableSentence:
     status = Status.UNRESOLVED
     if abs(gain) > half > 0 and printed:
         status = Status.SUPPORTED if gain * printed > 0 else Status.REVERSED
-    verdicts = [order.verdict for order in measured]
-    apart = differences(
-        [Effect(gain=one.estimate or 0.0, stderr=one.stderr or 0.0, df=one.n - 1.0) for one in verdicts]
-    )
-    low, high, confidence = gain - half, gain + half, 1 - 2 * alpha
+    differences = measure_heterogeneity([order.verdict for order in measured])
+    interval = Interval.around(gain, half, alpha)
     where = f"{of} on {len(datasets)} data set{'s' if len(datasets) > 1 else ''}"
+    differ = "They differ by no more than chance." if differences else ""
+    if differences and differences.tau:
+        differ = f"They differ by τ = {differences.tau:.2g} beyond chance (p = {differences.p_heterogeneity:.2g}, "
+        differ += f"I² = {100 * differences.i2:.0f} %)."
     return dataclasses.replace(
         nothing,
         status=status,
-        text=f"Mean gain of {where} {with_interval(gain, low, high, confidence)}, the paper's "
-        f"{signed(printed)}: {status}. {won} {_tell(apart)}".rstrip(),
+        text=f"Mean gain of {where} {with_interval(*interval)}, the paper's "
+        f"{signed(printed)}: {status}. {won} {differ}".rstrip(),
         gain=gain,
-        low=low,
-        high=high,
-        confidence=confidence,
-        tau=apart.tau if apart else None,
-        p_heterogeneity=apart.p_value if apart else None,
-        i2=apart.share if apart else None,
+        low=interval.low,
+        high=interval.high,
+        confidence=interval.confidence,
+        **(vars(differences) if differences else {}),
     )
 
 
@@ -136,16 +135,6 @@ def _gains(orders: Sequence[PrintedOrder]) -> np.ndarray:
     n = min(order.verdict.n for order in orders)
     shared = [index for index in range(n) if all(index in order.gains for order in orders)]
     return np.array([[order.gains[index] for index in shared] for order in orders])
-
-
-def _tell(apart: Differences | None) -> str:
-    if apart is None:
-        return ""
-    if not apart.tau:
-        return "They differ by no more than chance."
-    return (
-        f"They differ by τ = {apart.tau:.2g} beyond chance (p = {apart.p_value:.2g}, I² = {100 * apart.share:.0f} %)."
-    )
 
 
 def false_discovery_rates(verdicts: Sequence[Verdict]) -> list[float | None]:
@@ -251,7 +240,9 @@ def judge_wins(
         return not_tested(
             f"{complete} of {m} comparisons have {n} replicates as printed; the count is taken once, of them all."
         )
-    ours = sum(_is_win(order, alpha if must_be_significant else None) for order in orders)
+    limit = alpha if must_be_significant else math.inf
+    won = [order for order in orders if order.p_value is not None and order.p_value < limit and not order.n_diverged]
+    ours = sum(order.estimate is not None and order.estimate > 0 for order in won)
     z = scipy.special.ndtri(fisher_p((ours, m), (claimed, m)) / 2) / math.sqrt(effect)
     p, status = float(2 * scipy.special.ndtr(z)), Status.INCONCLUSIVE
     if ours >= claimed:
@@ -274,32 +265,17 @@ def judge_wins(
     )
 
 
-def _is_win(order: Verdict, alpha: float | None) -> bool:
-    if order.estimate is None or order.p_value is None or order.n_diverged:
-        return False
-    return order.estimate > 0 and (alpha is None or order.p_value < alpha)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Effect:
-    """The gain of one order, its standard error and that error's df."""
+class Heterogeneity:
+    """Differences between orders beyond their own random error.
 
-    gain: float
-    stderr: float
-    df: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Differences:
-    """Heterogeneity of orders.
-
-    `tau` is the standard deviation between orders beyond their own random error, `p_value` belongs to the test that
-    there is none, and `share` is I², the part of the variance between orders that τ² makes up.
+    `tau` is their standard deviation, `p_heterogeneity` is of the test that there are none, and `i2` is the part of the
+    variance between orders that τ² makes up.
     """
 
     tau: float
-    p_value: float
-    share: float
+    p_heterogeneity: float
+    i2: float
 
 
 def mean_gain(datasets: Sequence[Numbers], alpha: Numbers) -> tuple[Numbers, Numbers]:
@@ -321,24 +297,25 @@ def mean_gain(datasets: Sequence[Numbers], alpha: Numbers) -> tuple[Numbers, Num
     return total, half_width(*combine(parts), alpha)
 
 
-def differences(effects: Sequence[Effect]) -> Differences | None:
-    """Estimate the heterogeneity of the orders; None if there are fewer than two.
+def measure_heterogeneity(orders: Sequence[Verdict]) -> Heterogeneity | None:
+    """Estimate how much the gains of orders differ; None if there are fewer than two.
 
         τ² = max(0, s²(g_i) − mean(v_i)),    s²(g)/mean(v_i) follows F(k − 1, df of the mean) if orders don't differ
 
     g_i and v_i are the gain of an order and its variance.  Correlated errors make τ too small.
     """
-    k = len(effects)
+    k = len(orders)
     if k < 2:
         return None
-    within, df = (float(number) for number in combine([(effect.stderr**2 / k, effect.df) for effect in effects]))
-    between = float(variance_of(np.array([effect.gain for effect in effects])))
+    parts = [((order.stderr or 0.0) ** 2 / k, order.n - 1.0) for order in orders]
+    within, df = (float(number) for number in combine(parts))
+    between = float(variance_of(np.array([order.estimate for order in orders])))
     tau2 = max(between - within, 0.0)
     ratio = between / within if within else math.inf
-    return Differences(
+    return Heterogeneity(
         tau=math.sqrt(tau2),
-        p_value=float(scipy.special.fdtrc(k - 1, df, ratio)),
-        share=tau2 / (tau2 + within) if within or tau2 else 0.0,
+        p_heterogeneity=float(scipy.special.fdtrc(k - 1, df, ratio)),
+        i2=tau2 / (tau2 + within) if within or tau2 else 0.0,
     )
 
 
@@ -361,20 +338,19 @@ def decisive_spreads(window: float, k: int, df: int, alpha: float) -> tuple[floa
 
 def judge_noise(window: float, k: int, sample: Sample, *, rules: Rules, planned: int | None = None) -> Verdict:
     """Judge by our replicates whether `window`, the range of `k` numbers, is noise; `estimate` is R − `window`."""
-    from_minimum = looks_from(rules.looks, rules.minimum)
-    looks = looks_of_plan(from_minimum, planned)
-    n = complete_look(sample.indices, looks)
-    if n is None:
-        return too_few(sample.indices, min(from_minimum), Status.UNRESOLVED, planned)
-    used = sample.among(range(n))
-    if len(used.values) < 2:
-        return too_many_diverged(n, used.n_diverged, Status.UNRESOLVED)
+    numbers = looks_of_numbers(rules)
+    looks = looks_of_plan(numbers, planned)
+    found = at_last_look(sample, analyses=numbers, planned=planned)
+    if isinstance(found, Verdict):
+        return found
+    (used,) = found
+    n = used.n
     s, df = math.sqrt(float(variance_of(np.array(used.values)))), len(used.values) - 1
     alpha = level(looks, n, rules.alpha_outside / 2)
     most, least = decisive_spreads(window, k, df, alpha)
     low, high = window * s / least, window * s / most
     if not s:
-        status, reason = Status.UNRESOLVED, "the replicates don't differ at all, so their spread is unknown"
+        status, reason = Status.UNRESOLVED, NO_SPREAD
     elif used.n_diverged:
         status, reason = Status.UNRESOLVED, "replicates diverged, which have no number"
     elif s < most:
@@ -397,7 +373,7 @@ def judge_noise(window: float, k: int, sample: Sample, *, rules: Rules, planned:
         p_value=float(scipy.stats.studentized_range.sf(window / s, k, df)) if s else None,
     )
     compared = f"Printed is a range of {window:.4g} of {k} numbers; the usual range of {k} seeds (n = {n}, s = {s:.2g})"
-    verdict = tell(verdict, compared, sample)
+    verdict = explain(verdict, compared, sample)
     if status is Status.UNRESOLVED:
         return verdict
     warning = " If the noise isn't normal, such a verdict is wrong in 4 to 8 % of cases, not 2.5 %."
@@ -409,7 +385,7 @@ def power_of_noise(planned: int, window: float, k: int, rules: Rules) -> Power:
 
     The claim is about the spread itself, so no spread can be assumed.
     """
-    looks = looks_of_plan(looks_from(rules.looks, rules.minimum), planned)
+    looks = looks_of_plan(looks_of_numbers(rules), planned)
     start = f"We plan {planned} replicates; their standard deviation is unknown."
     if not looks:
         text = f"{start} The plan is too short: nothing is judged before {rules.minimum}."
@@ -419,6 +395,6 @@ def power_of_noise(planned: int, window: float, k: int, rules: Rules) -> Power:
     below, above = (math.sqrt((n - 1) / float(scipy.stats.chi2.ppf(share, n - 1))) for share in (WANTED, 1 - WANTED))
     return Power(
         planned=planned,
-        explanation=f"{start} It is reversed with probability {in_percent(WANTED)} or more if the standard deviation "
-        f"is at most {most * below:.2g}, and supported if it is at least {least * above:.2g}.",
+        explanation=f"{start} It is reversed with probability {format_chance(WANTED)} or more if the standard "
+        f"deviation is at most {most * below:.2g}, and supported if it is at least {least * above:.2g}.",
     )

@@ -36,6 +36,7 @@ import scipy
 
 from stages.rules import Rules
 from stages.verdicts.intervals import (
+    Interval,
     Numbers,
     by_margin,
     combine,
@@ -43,7 +44,7 @@ from stages.verdicts.intervals import (
     half_width,
     in_percent,
     level,
-    looks_from,
+    looks_of_numbers,
     looks_of_plan,
     signed,
     t_quantile,
@@ -135,7 +136,7 @@ class GridPart:
                 return Scope(pairs=pairs, planned_pairs=planned, factor=factor, ran=ran, missing=missing)
         return Scope(pairs=pairs, planned_pairs=planned)
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         """Say which pairs a verdict covers, and which are missing."""
         scope = self.scope()
         if scope.factor is None:
@@ -159,7 +160,7 @@ def _listed(levels: Sequence[Any]) -> str:
 
 
 _DRAWS = 20_000
-"""Of the gains, for a chance that is right to a third of a percentage point."""
+"""Simulated draws of the gains, for a probability that is right to a third of a percentage point."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +222,7 @@ class Gains:
     @property
     def p(self) -> float:
         """p-value under exactly equal gains."""
-        return float(scipy.stats.f.sf(self.f, self.values.size - 1, self.df))
+        return float(scipy.special.fdtrc(self.values.size - 1, self.df, self.f))
 
     def chance_within(self, margin: float) -> float:
         """Simulate the chance that no two levels differ by more than `margin`, given the gains and a flat prior."""
@@ -244,11 +245,11 @@ def judge_uniform(
     """
     every = [pair for pairs in levels.values() for pair in pairs]
     shared = set.intersection(*(set(arm.indices) for pair in every for arm in pair))
-    from_minimum = looks_from(rules.looks, rules.minimum)
-    looks = looks_of_plan(from_minimum, replicates)
+    numbers = looks_of_numbers(rules)
+    looks = looks_of_plan(numbers, replicates)
     n = complete_look(shared, looks)
     if n is None:
-        return too_few(shared, min(from_minimum), Status.INCONCLUSIVE, replicates)
+        return too_few(shared, min(numbers), Status.INCONCLUSIVE, replicates)
     n_diverged = sum(arm.among(range(n)).n_diverged for pair in every for arm in pair)
     if n_diverged:
         lost = f"{n_diverged} of the replicates diverged, so the levels aren't compared."
@@ -306,7 +307,7 @@ def _judge(
         reason = "within"
     spread = max(by_level.values()) - min(by_level.values())
     used = outer if status is Status.NOT_REPRODUCED else inner
-    low, high, confidence = least[used], largest[used], 1 - 2 * used
+    interval = Interval(spread, least[used], largest[used], 1 - 2 * used)
     half = float(t_quantile(gains.df, outer / len(by_level))) * gains.variance**0.5
     outside = [str(at) for at, gain in by_level.items() if abs(gain - claim.gain) - half > claim.margin]
     beyond = f"; wholly outside {claim.gain:g} ± {claim.margin:g}: {', '.join(outside)}" if outside else ""
@@ -316,14 +317,11 @@ def _judge(
     return Verdict(
         status=status,
         explanation=f"Largest − smallest gain over {claim.factor} (n = {n}) = "
-        f"{with_interval(spread, low, high, confidence, claim.margin)}: {reason}. "
+        f"{with_interval(*interval, claim.margin)}: {reason}. "
         f"By {claim.factor}, each ± {half:.2g} (together {in_percent(1 - 2 * outer)}): {listed}{beyond}. "
         f"Exactly alike: F({len(by_level) - 1}, {gains.df}) = {gains.f:.1f}, p = {gains.p:.2g}. "
         f"The error is how much the gains of one {claim.factor} differ between pairs.",
-        estimate=spread,
-        low=low,
-        high=high,
-        confidence=confidence,
+        **interval._asdict(),
         margin=claim.margin,
         n=n,
         spread=gains.spread,

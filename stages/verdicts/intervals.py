@@ -17,15 +17,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
 
+from stages.rules import Rules
 from stages.verdicts.verdict import Prediction, Status, Stretch
 
-# A number or an array of numbers.
 Numbers = Any
+"""A number or an array of numbers."""
 
 
 def t_quantile(df: Numbers, alpha: Numbers) -> Numbers:
@@ -61,18 +62,8 @@ def variance_of(draws: Numbers) -> Numbers:
     return np.where(np.sqrt(variance) <= 1e-12 * np.max(np.abs(draws), axis=-1), 0.0, variance)
 
 
-def is_within(difference: Numbers, half: Numbers, margin: Numbers) -> Numbers:
-    """Two one-sided tests: True where the whole interval lies within ± margin."""
-    return np.abs(difference) + half <= margin
-
-
-def is_outside(difference: Numbers, half: Numbers, margin: Numbers) -> Numbers:
-    """True where the whole interval lies above + margin, or all of it below − margin."""
-    return np.abs(difference) - half > margin
-
-
 _DOUBLINGS = 60
-"""No margin beyond so many doublings of the first guess is looked for."""
+"""Doublings of the first guess after which no root is expected any more."""
 
 
 def by_margin(flips: Iterable[float], status_at: Callable[[float], Status]) -> tuple[Stretch, ...]:
@@ -128,10 +119,8 @@ def predict(
     return Prediction(low=ours - half, high=ours + half, confidence=1 - alpha, holds=bool(abs(ours - printed) <= half))
 
 
-# number of replicates -> share of α, rising numbers, shares that sum to 1
 Looks = Mapping[int, float]
-
-
+"""Interim analyses: {number of replicates: share of α}, in rising order; the shares sum to 1."""
 OF_WHOLE_GRID = 0.8
 """Share of α that is left for the whole grid."""
 
@@ -144,6 +133,11 @@ def looks_from(looks: Looks, minimum: int) -> dict[int, float]:
     """Return the analyses with enough replicates; they also share what the earlier ones would have spent."""
     enough = {n: share for n, share in looks.items() if n >= minimum}
     return {n: share / sum(enough.values()) for n, share in enough.items()}
+
+
+def looks_of_numbers(rules: Rules, *, is_error_printed: bool = False) -> dict[int, float]:
+    """Return the analyses that can judge a number, which takes fewer replicates if the paper prints its error."""
+    return looks_from(rules.looks, rules.minimum_with_error if is_error_printed else rules.minimum)
 
 
 def looks_of_plan(looks: Looks, planned: int | None) -> dict[int, float]:
@@ -189,9 +183,11 @@ def complete_look(indices: Iterable[int], looks: Looks) -> int | None:
 
 
 MOST = 1000
+"""Largest number of replicates that a forecast considers."""
 NEVER = 10**12
-# (replicates, share of α) -> whether that decides, elementwise
+"""Number of replicates at which only the paper's own error remains."""
 Decides = Callable[[Numbers, Numbers], Numbers]
+"""(replicates, share of α) -> whether that decides, elementwise."""
 
 
 def expected_replicates(decides: Decides, n: int, looks: Looks) -> int | None:
@@ -209,13 +205,8 @@ def say_expected(expected: int | None, looks: Looks) -> str:
     return f"{expected or f'more than {MOST}'} replicates are expected to decide{beyond}"
 
 
-def can_decide(decides: Decides, looks: Looks) -> bool:
-    """True if some number of replicates would decide: with many, only the paper's own error remains."""
-    return bool(decides(float(NEVER), looks[max(looks)]))
-
-
 _MORE = 6
-"""Places that an interval may have beyond those of its half-width; ends that are nearer to a limit print as it."""
+"""Decimals that an interval may have beyond those of its half-width; ends that are nearer to a limit print as it."""
 
 
 def signed(number: float) -> str:
@@ -227,6 +218,20 @@ def in_percent(confidence: float) -> str:
     """Format with as many digits as keep it below 100: 95 %, 96.7 %, 99.98 %."""
     digits = max(1, -math.floor(math.log10(100 * (1 - confidence))))
     return f"{100 * confidence:.{digits}f}".removesuffix(".0") + " %"
+
+
+class Interval(NamedTuple):
+    """An estimate with its interval; the names are those of a verdict's fields."""
+
+    estimate: float
+    low: float
+    high: float
+    confidence: float
+
+    @classmethod
+    def around(cls, estimate: float, half: float, alpha: float) -> Interval:
+        """Return the interval that errs with probability alpha on each side."""
+        return cls(estimate, estimate - half, estimate + half, 1 - 2 * alpha)
 
 
 def with_interval(estimate: float, low: float, high: float, confidence: float, margin: float | None = None) -> str:
@@ -242,24 +247,21 @@ def with_interval(estimate: float, low: float, high: float, confidence: float, m
     if 0 < half < math.inf:
         fewest = max(0, 1 - math.floor(math.log10(half)))
         limits = (0.0,) if margin is None else (-margin, margin)
-        decimals = next((more for more in range(fewest, fewest + _MORE) if _are_apart(limits, low, high, more)), fewest)
+        ends = [(end, limit) for end in (low, high) for limit in limits if end != limit]
+        for more in range(fewest, fewest + _MORE):
+            if all(f"{abs(end):.{more}f}" != f"{abs(limit):.{more}f}" for end, limit in ends):
+                decimals = more
+                break
+        else:
+            decimals = fewest
     middle, below, above = (
         signed(number) if decimals is None else _minus(f"{number:+.{decimals}f}") for number in numbers
     )
     sentence = f"{middle}, {in_percent(confidence)} interval {below} to {above}"
-    return sentence if margin is None else f"{sentence}, margin ±{_margin(margin, decimals or 0)}"
-
-
-def _are_apart(limits: tuple[float, ...], low: float, high: float, decimals: int) -> bool:
-    """True if every end that differs from the limits also prints differently."""
-    ends = [(end, limit) for end in (low, high) for limit in limits if end != limit]
-    return all(f"{abs(end):.{decimals}f}" != f"{abs(limit):.{decimals}f}" for end, limit in ends)
-
-
-def _margin(margin: float, decimals: int) -> str:
-    """Format with three significant digits, and more if the interval has more decimals."""
-    before = math.floor(math.log10(margin)) + 1 if margin > 0 else 0
-    return f"{margin:.{max(3, before + decimals)}g}"
+    if margin is None:
+        return sentence
+    digits = math.floor(math.log10(margin)) + 1 if margin > 0 else 0
+    return f"{sentence}, margin ±{margin:.{max(3, digits + (decimals or 0))}g}"
 
 
 def _minus(text: str) -> str:

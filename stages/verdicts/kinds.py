@@ -14,14 +14,15 @@ from typing import Literal
 class KindFacts:
     """Facts about a kind of claim.
 
-    `by`: what decides it: training, the orders of its family, computing, the data sets, our params, or nothing.
-    `number`: the meaning of its number: one model's, one that ours is compared with, a gain of one model over another
-    (better positive), or something else.
-    `is_order`: it says which of two models is better, `is_alike`: that they are comparable.
-    `over_pairs`: over a grid, it is about the mean over pairs.
-    `at_size`: a text on which side of a number of parameters a model is better, `qualifier` the side alone.
-    `is_spread`: it says that numbers differ by chance alone, which a small p-value refutes.
-    `is_implied`: the paper's words imply its number.  `is_of_failures`: it counts failed trainings.
+    - `by`: what decides it (training, the orders of its family, computing, the data sets, our params, or nothing).
+    - `number`: what its number is (of one model, a number that ours is compared with, a gain of one model over another
+      with better positive, or something else).
+    - `is_order`: it says which of two models is better; `is_alike`: it says that they are comparable.
+    - `over_pairs`: if it is about a grid, it is about the mean over pairs.
+    - `at_size`: words for the side of a number of parameters on which a model is better; `qualifier`: the side alone.
+    - `is_spread`: it says that numbers differ by chance alone, which a small p-value refutes.
+    - `is_implied`: the paper's words imply its number.
+    - `is_of_failures`: it counts failed trainings.
     """
 
     by: Literal["training", "orders", "computing", "data", "params", "nothing"] = "training"

@@ -1,19 +1,17 @@
 """Claims that no test of means decides (counts, ranges, proportions, figures, hardware), and levels of evidence.
 
 The evidence level says which conclusions a run's budget and data allow.  A short run can at most indicate an order, and
-only if the gap is two spreads or more, a spread being that of the difference of two replicates in the plan (printed,
-else assumed).  `calibrate` measures how often such an order holds until the end, on all pairs of the SGEMM networks
-with 5 and 8 layers: one replicate of each at 30 % of its epochs against all five at the end.  The only other pair with
-full runs, NMN's prototypes on MNIST, ends alike: there all early orders held (`ELSEWHERE`) and, with ten other seeds,
-none of seven.
+only if the gap is at least two standard deviations of the difference of two replicates in the plan.  `HELD` records
+how often such an order held until the end, over all pairs of the SGEMM networks with 5 and 8 layers: one replicate of
+each at 30 % of its epochs against all five at the end.  The only other pair with full runs, NMN's prototypes on MNIST,
+ends alike: all of its early orders held (`ELSEWHERE`) and, with ten other seeds, none of seven.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -24,7 +22,7 @@ import scipy
 
 from stages.rules import Rules
 from stages.verdicts.difference import GainClaim
-from stages.verdicts.intervals import by_margin, signed, wilson, with_interval
+from stages.verdicts.intervals import Interval, by_margin, signed, wilson, with_interval
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 
@@ -172,16 +170,14 @@ def judge_proportion(
         return Status.UNDECIDABLE if least >= by else Status.INCONCLUSIVE
 
     status = status_at(margin)
-    shown = outer if status is Status.NOT_REPRODUCED else inner
-    confidence = 1 - (rules.alpha_outside if shown is outer else 2 * rules.alpha_within)
+    is_off = status is Status.NOT_REPRODUCED
+    confidence = 1 - (rules.alpha_outside if is_off else 2 * rules.alpha_within)
+    interval = Interval(difference, *(outer if is_off else inner), confidence)
     return Verdict(
         status=status,
         explanation=f"Ours {ours[0]} of {ours[1]} − the paper's {claimed[0]} of {claimed[1]} = "
-        f"{with_interval(difference, *shown, confidence, margin)}.",
-        estimate=difference,
-        low=shown[0],
-        high=shown[1],
-        confidence=confidence,
+        f"{with_interval(*interval, margin)}.",
+        **interval._asdict(),
         margin=margin,
         n=ours[1],
         by_margin=by_margin([apart, least, within], status_at),
@@ -206,13 +202,13 @@ def newcombe(
 DEMANDED = 2.0
 """Gap, in spreads, from which an order is indicated."""
 GAPS = (0.0, 0.5, 1.0, 2.0, 3.0)
-"""Where the classes of gaps begin, in spreads."""
+"""Lower ends of the classes of gaps, in spreads."""
 CALIBRATED_AT = 0.3
 CALIBRATED_PAIRS = 406
 HELD = ((274, 530), (373, 555), (914, 1137), (1012, 1094), (6792, 6834))
-"""(orders that held, orders seen), by class of gap; a test computes them again from `data/evidence/dac-sgemm.jsonl`."""
+"""(orders that held, orders seen), by class of gap; a test recomputes them from `data/evidence/dac-sgemm.jsonl`."""
 ELSEWHERE = (16, 16)
-"""The same of all demanded gaps between NMN's prototypes on MNIST, from `data/evidence/nmn-mnist-inversion.jsonl`."""
+"""The same for gaps of at least `DEMANDED` between NMN's prototypes on MNIST (`nmn-mnist-inversion.jsonl`)."""
 
 
 class EvidenceLevel(StrEnum):
@@ -291,19 +287,3 @@ def weigh_gap(gain: float, spread: float | None) -> tuple[bool, str]:
         return False, f"{said} Below {DEMANDED:g} SD that is too close to say."
     held, seen = ELSEWHERE
     return True, f"{said} Between two models of NMN on MNIST, which end alike, {held} of {seen} held."
-
-
-def calibrate(
-    early: Mapping[str, Sequence[float]], final: Mapping[str, float], spread: float
-) -> tuple[tuple[int, int], ...]:
-    """Return (orders that held, orders seen) by class of gap, over all pairs of arms and of their replicates.
-
-    `early`: the values of each arm's replicates at a part of training; `final`: its mean at the end.
-    """
-    found = np.zeros((len(GAPS), 2), dtype=int)
-    for one, other in itertools.combinations(early, 2):
-        gaps = np.subtract.outer(early[one], early[other]).ravel()
-        held = gaps * (final[one] - final[other]) > 0
-        for number, is_held in zip(np.searchsorted(GAPS, np.abs(gaps) / spread, side="right") - 1, held, strict=True):
-            found[number] += is_held, 1
-    return tuple((int(held), int(seen)) for held, seen in found)

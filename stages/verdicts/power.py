@@ -27,7 +27,17 @@ import scipy
 
 from stages.rules import Rules
 from stages.verdicts.grid_part import Distances
-from stages.verdicts.intervals import MOST, NEVER, Numbers, combine, half_width, looks_from, looks_of_plan, t_quantile
+from stages.verdicts.intervals import (
+    MOST,
+    NEVER,
+    Looks,
+    Numbers,
+    combine,
+    half_width,
+    looks_of_numbers,
+    looks_of_plan,
+    t_quantile,
+)
 from stages.verdicts.others import Failures, exchange_p, judge_proportion
 from stages.verdicts.value import Spread, df_of_printed
 from stages.verdicts.verdict import Status
@@ -35,7 +45,7 @@ from stages.verdicts.verdict import Status
 WANTED = 0.8
 """The power that a plan should have (Cohen 1988)."""
 _POINTS = 24
-"""Quantiles on each axis where two sample variances enter, and the root of their number where one does."""
+"""Number of quantiles of each of two sample variances; a single sample variance has its square."""
 Source = Literal["measured", "printed", "assumed"]
 
 
@@ -106,11 +116,6 @@ class Power:
     supported_at_half: float | None = None
 
 
-def power_of_value(design: Design, margin: float, rules: Rules, *, can_reproduce: bool = True) -> Power:
-    """Power for a printed value or ratio; `can_reproduce` is False if its margin is as large as the number."""
-    return _size(design, margin, rules, can_reproduce=can_reproduce, thing="it")
-
-
 def power_of_comparable(design: Design, margin: float, widest: float, rules: Rules) -> Power:
     """Power for arms said to be comparable, with margins as in `ComparableClaim`.
 
@@ -125,12 +130,12 @@ def power_of_comparable(design: Design, margin: float, widest: float, rules: Rul
     supported, read = chance(planned), chance(planned, widest)
     worse = one_sided(design, widest, planned, rules.alpha_outside / 2, rules)
     needed = _needed(design, chance, min(rules.looks), rules)
-    also = f", and under one reading at least with {in_percent(read)}" if widest > margin else ""
+    also = f", and under one reading at least with {format_chance(read)}" if widest > margin else ""
     takes = "" if supported >= WANTED or design.at else f" {_takes(needed, rules)}"
     return design.power(
         explanation=f"{_plan(design)} If the models are alike, it is supported with probability "
-        f"{in_percent(supported)}{also}.{takes} If the proposed model is worse by {2 * widest:.2g}, it is reversed "
-        f"with probability {in_percent(worse)}.",
+        f"{format_chance(supported)}{also}.{takes} If the proposed model is worse by {2 * widest:.2g}, it is reversed "
+        f"with probability {format_chance(worse)}.",
         not_reproduced=worse,
         supported=supported,
         needed=needed,
@@ -139,22 +144,21 @@ def power_of_comparable(design: Design, margin: float, widest: float, rules: Rul
 
 def power_of_gain(design: Design, gain: float, margin: float, rules: Rules) -> Power:
     """Power for an order or a difference: for its printed sign and for its size."""
-    size = _size(design, margin, rules, can_reproduce=abs(gain) > margin, thing="its size")
 
-    def chance(n: int) -> float:
-        return _sign_chance(design, gain, n, rules)
+    def chance(n: int, share: float = 1.0) -> float:
+        return one_sided(design, share * abs(gain), n, rules.alpha_outside / 2, rules)
 
-    supported = chance(judged_replicates(design, rules))
-    needed = _needed(design, chance, min(rules.looks), rules)
+    planned = judged_replicates(design, rules)
+    supported, needed = chance(planned), _needed(design, chance, min(rules.looks), rules)
     takes = "" if supported >= WANTED or design.at else f" {_takes(needed, rules)}"
-    said = f"If the gain is as printed, it is supported with probability {in_percent(supported)}.{takes}"
+    said = f" If the gain is as printed, it is supported with probability {format_chance(supported)}.{takes}"
+    size = power_of_value(design, margin, rules, can_reproduce=abs(gain) > margin, thing="its size", order=said)
     return dataclasses.replace(
         size,
         supported=supported,
-        supported_at_half=_sign_chance(design, gain / 2, judged_replicates(design, rules), rules),
+        supported_at_half=chance(planned, 0.5),
         needed=needed,
         needed_for_size=size.needed,
-        explanation=size.explanation.replace(_plan(design), f"{_plan(design)} {said}", 1),
     )
 
 
@@ -162,8 +166,15 @@ def _plan(design: Design) -> str:
     return f"We plan {design.planned} replicates with a standard deviation of {design.spread:.2g} ({design.because})."
 
 
-def _size(design: Design, margin: float, rules: Rules, *, can_reproduce: bool, thing: str) -> Power:
-    first = min(looks_from(rules.looks, _minimum(design, rules)))
+def power_of_value(
+    design: Design, margin: float, rules: Rules, *, can_reproduce: bool = True, thing: str = "it", order: str = ""
+) -> Power:
+    """Power for a printed value, a ratio, or the size of a gain.
+
+    `can_reproduce` is False if the margin is as large as the number.  `thing` names the number in the explanation, and
+    `order` is a sentence on the gain's sign.
+    """
+    first = min(_analyses(design, rules))
 
     def chance(n: int) -> float:
         return _size_chances(design, margin, n, rules)[0]
@@ -171,8 +182,8 @@ def _size(design: Design, margin: float, rules: Rules, *, can_reproduce: bool, t
     same, off = _size_chances(design, margin, judged_replicates(design, rules), rules)
     most = max(same, chance(NEVER))
     needed = _needed(design, chance, first, rules) if can_reproduce else None
-    off_text = f"if the truth is two margins away, it is not reproduced with probability {in_percent(off)}."
-    text = f"If the paper is right, {thing} is reproduced with probability {in_percent(same)}; {off_text}"
+    off_text = f"if the truth is two margins away, it is not reproduced with probability {format_chance(off)}."
+    text = f"If the paper is right, {thing} is reproduced with probability {format_chance(same)}; {off_text}"
     if not can_reproduce:
         text = f"A gain of zero would be within the margin, so {thing} can't be reproduced; {off_text}"
     elif design.planned < first:
@@ -182,7 +193,7 @@ def _size(design: Design, margin: float, rules: Rules, *, can_reproduce: bool, t
     elif same < WANTED and not design.at:
         text = f"{text} {_takes(needed, rules)}"
     return design.power(
-        explanation=f"{_plan(design)} {text}",
+        explanation=f"{_plan(design)}{order} {text}",
         reproduced=same if can_reproduce else None,
         not_reproduced=off,
         needed=needed,
@@ -195,10 +206,10 @@ def _size(design: Design, margin: float, rules: Rules, *, can_reproduce: bool, t
 
 def _takes(needed: int | None, rules: Rules) -> str:
     if needed is None:
-        return f"No number of replicates up to {MOST} reaches {in_percent(WANTED)}."
+        return f"No number of replicates up to {MOST} reaches {format_chance(WANTED)}."
     last = max(rules.looks)
     beyond = f", but the last analysis is at {last}" if needed > last else ""
-    return f"Reaching {in_percent(WANTED)} takes {needed} replicates{beyond}."
+    return f"Reaching {format_chance(WANTED)} takes {needed} replicates{beyond}."
 
 
 def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Rules) -> str:
@@ -209,14 +220,14 @@ def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Ru
     """
     ran = design.paper_n or 1
     df = df_of_printed(design.paper_n) if design.stderr else math.inf
-    level = rules.alpha_within * _share(NEVER, _minimum(design, rules), rules)
+    level = rules.alpha_within * _share(NEVER, _analyses(design, rules))
     t = float(t_quantile(df, level))
 
     def short_by(errors: float) -> float:
         return sum(float(scipy.special.ndtr(errors / (1 + end * design.slope) - t)) for end in (1, -1)) - 1 - WANTED
 
     error = margin / scipy.optimize.brentq(short_by, 0.0, 1e3 + 1e3 * t)
-    start = f"No number of replicates reaches {in_percent(WANTED)}, at most {in_percent(most)}"
+    start = f"No number of replicates reaches {format_chance(WANTED)}, at most {format_chance(most)}"
     if most <= rules.alpha_within:
         start = f"No plan can reproduce {thing}"
     runs = ""
@@ -228,7 +239,7 @@ def _forbidden(design: Design, margin: float, most: float, thing: str, rules: Ru
     return f"{start}: the paper's own error, {own}, would have to be below {allowed}{runs}."
 
 
-def in_percent(chance: float) -> str:
+def format_chance(chance: float) -> str:
     if chance < 0.005:
         return "less than 1 %"
     return "more than 99 %" if chance > 0.995 else f"{100 * chance:.0f} %"
@@ -239,23 +250,23 @@ def judged_replicates(design: Design, rules: Rules) -> int:
     return min(design.at or design.planned, max(rules.looks))
 
 
-def _minimum(design: Design, rules: Rules) -> int:
-    return rules.minimum if design.stderr is None else rules.minimum_with_error
+def _analyses(design: Design, rules: Rules) -> Looks:
+    return looks_of_numbers(rules, is_error_printed=design.stderr is not None)
 
 
-def _share(n: int, minimum: int, rules: Rules, design: Design | None = None) -> float:
+def _share(n: int, analyses: Looks, design: Design | None = None) -> float:
     """Return the share of α at the last analysis of a plan of n replicates, or at the design's interim analysis at n.
 
     The share is 0 if there is no such analysis.
     """
     if design is not None and n == design.at:
-        return looks_of_plan(looks_from(rules.looks, minimum), design.planned).get(n, 0.0)
-    looks = looks_of_plan(looks_from(rules.looks, minimum), n)
+        return looks_of_plan(analyses, design.planned).get(n, 0.0)
+    looks = looks_of_plan(analyses, n)
     return looks[max(looks)] if looks else 0.0
 
 
 def _size_chances(design: Design, margin: float, n: int, rules: Rules) -> tuple[float, float]:
-    share = _share(n, _minimum(design, rules), rules, design)
+    share = _share(n, _analyses(design, rules), design)
     if not share:
         return 0.0, 0.0
     alone = dataclasses.replace(design, planned=n, source="assumed", because="", share=1.0, at=None)
@@ -281,13 +292,9 @@ def _chances_of_size(design: Design, margin: float, inside: float, outside: floa
     return float(np.mean(np.maximum(same, 0.0))), float(np.mean(off))
 
 
-def _sign_chance(design: Design, gain: float, n: int, rules: Rules) -> float:
-    return one_sided(design, abs(gain), n, rules.alpha_outside / 2, rules)
-
-
 def one_sided(design: Design, distance: float, n: int, alpha: float, rules: Rules) -> float:
     """Chance that the interval of a gain lies wholly on the true side of a limit at this distance from the truth."""
-    share = _share(n, min(rules.looks), rules, design) * design.share
+    share = _share(n, rules.looks, design) * design.share
     if not share:
         return 0.0
     ratio, _ = _sample_variances(design.pairing, n)
@@ -339,10 +346,10 @@ def _needed(design: Design, chance: Callable[[int], float], first: int, rules: R
 
 
 _GRIDS = 4000
-"""Simulated grids, for a power that is right to a percentage point."""
+"""Number of simulated grids, enough for a power that is right to a percentage point."""
 _DRAWS = 1000
 _RARE = 1e-6
-"""Counts of failed trainings less probable than this are left out."""
+"""Probability below which a count of failed trainings is ignored."""
 _TOGETHER = "The probability is lower if trainings of one network fail together."
 
 
@@ -369,15 +376,11 @@ def power_of_sign(design: Design, rules: Rules, *, is_known: bool) -> Power:
     if least is None:
         text = f"{start}: too few, because the first analysis is at {min(rules.looks)}."
         return Power(planned=design.planned, explanation=text, can_reproduce=False)
-    told = (
-        f"The paper prints no size. The side is found with probability {in_percent(WANTED)} if the truth is at least "
-    )
+    found = f"The side is found with probability {format_chance(WANTED)} if the truth is at least"
     if not is_known:
-        text = f"{start}; their standard deviation is unknown. {told}{least:.2g} standard deviations away."
-        return Power(planned=design.planned, explanation=text)
-    return design.power(
-        explanation=f"{_plan(design)} {told}{least * design.spread:.2g} away.",
-    )
+        text = f"{start}; their standard deviation is unknown. The paper prints no size. {found}"
+        return Power(planned=design.planned, explanation=f"{text} {least:.2g} standard deviations away.")
+    return design.power(f"{_plan(design)} The paper prints no size. {found} {least * design.spread:.2g} away.")
 
 
 def power_of_nearness(design: Design, margin: float, rules: Rules, right: str = "the statement is right") -> Power:
@@ -397,7 +400,7 @@ def power_of_nearness(design: Design, margin: float, rules: Rules, right: str = 
     largest = float(scipy.optimize.brentq(lambda spread: chance(spread) - WANTED, margin * 1e-6, margin * 1e3))
     return Power(
         planned=design.planned,
-        explanation=f"{start} If {right}, it is reproduced with probability {in_percent(WANTED)} or "
+        explanation=f"{start} If {right}, it is reproduced with probability {format_chance(WANTED)} or "
         f"more while the standard deviation is at most {largest:.2g}; the margin is {margin:.2g}.",
     )
 
@@ -409,14 +412,13 @@ def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rul
     levels are two margins apart, and the others lie halfway between them.  `design.spread` is the standard deviation of
     the interaction, which is a pair's mean gain beyond the effects of its level and its slice.
     """
-    looks = looks_of_plan(looks_from(rules.looks, rules.minimum), design.planned)
+    numbers = looks_of_numbers(rules)
+    looks = looks_of_plan(numbers, design.planned)
     n = judged_replicates(design, rules)
     start = f"We plan {design.planned} replicates of {levels} × {pairs} pairs, whose mean gains differ by "
     start += f"{design.spread:.2g} beyond the effects of level and slice ({design.because})."
     if n not in looks:
-        first = min(looks_from(rules.looks, rules.minimum))
-        text = f"{start} The plan is too short: nothing is judged before {first} replicates."
-        return design.power(text)
+        return design.power(f"{start} The plan is too short: nothing is judged before {min(numbers)} replicates.")
     noise = design.spread * np.random.default_rng(0).standard_normal((_GRIDS, levels, pairs))
     ends = np.array([0.0, *[margin] * (levels - 2), 2 * margin])
     largest = Distances.between(noise).largest(rules.alpha_within * looks[n])
@@ -424,8 +426,8 @@ def power_of_uniform(design: Design, levels: int, pairs: int, margin: float, rul
     reproduced, refuted = float(np.mean(largest <= margin)), float(np.mean(least > margin))
     return design.power(
         explanation=f"{start} If all gains are equal, it is reproduced with probability "
-        f"{in_percent(reproduced)}; if two are {2 * margin:.2g} apart, twice the margin, and the others midway, "
-        f"which is hardest to detect, it is not reproduced with probability {in_percent(refuted)}.",
+        f"{format_chance(reproduced)}; if two are {2 * margin:.2g} apart, twice the margin, and the others midway, "
+        f"which is hardest to detect, it is not reproduced with probability {format_chance(refuted)}.",
         reproduced=reproduced,
         not_reproduced=refuted,
     )
@@ -446,8 +448,8 @@ def power_of_proportion(
     return Power(
         planned=replicates,
         explanation=f"We plan {planned} trainings, {replicates} of each network, judged once. If the printed share "
-        f"fails, it is reproduced with probability {in_percent(same)}; if the share is larger by {2 * margin:.2g}, "
-        f"twice the margin, it is not reproduced with probability {in_percent(off)}. {_TOGETHER}",
+        f"fails, it is reproduced with probability {format_chance(same)}; if the share is larger by {2 * margin:.2g}, "
+        f"twice the margin, it is not reproduced with probability {format_chance(off)}. {_TOGETHER}",
         reproduced=same,
         not_reproduced=off,
     )
@@ -474,7 +476,7 @@ def power_of_proportions(
     return Power(
         planned=replicates,
         explanation=f"We plan {planned[0]} and {planned[1]} trainings, {replicates} of each network, judged once. "
-        f"If the shares that fail are as printed, it is supported with probability {in_percent(supported)}. "
+        f"If the shares that fail are as printed, it is supported with probability {format_chance(supported)}. "
         f"{_TOGETHER}",
         supported=supported,
     )

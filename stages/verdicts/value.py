@@ -29,17 +29,17 @@ import scipy
 from stages.rules import Rules
 from stages.verdicts.intervals import (
     NEVER,
+    Interval,
     Looks,
     Numbers,
     by_margin,
-    can_decide,
     chance_within,
     combine,
     complete_look,
     expected_replicates,
     half_width,
     level,
-    looks_from,
+    looks_of_numbers,
     looks_of_plan,
     predict,
     root,
@@ -49,8 +49,10 @@ from stages.verdicts.intervals import (
 )
 from stages.verdicts.verdict import Sample, Status, Verdict
 
+Pairing = Literal["fold", "none"]
 SKEWED = 3.0
 """Width of an interval, in widths of Student's, that errs in less than 5 % of cases if the noise is skewed."""
+NO_SPREAD = "the replicates don't differ at all, so their spread is unknown"
 AS_LARGE = "the margin is as large as the printed number, so nothing at all would count as the same"
 
 
@@ -58,21 +60,39 @@ AS_LARGE = "the margin is as large as the printed number, so nothing at all woul
 class ValueClaim:
     """A printed number, and the margin within which another number counts as equal to it.
 
-    `n` is the paper's number of replicates, None if it doesn't say.  `slope` is how fast the margin grows with the
+    `n` is the paper's number of replicates, None if it doesn't say; a fraction if its number varies more than one of
+    ours.  `slope` is how fast the margin grows with the
     printed number.
     """
 
     value: float
     margin: float
     stderr: float | None = None
-    n: int | None = None
+    n: float | None = None
     slope: float = 0.0
     wording: str = "the paper's"
 
 
-def df_of_printed(n: int | None) -> float:
+def df_of_printed(n: float | None) -> float:
     """Return the degrees of freedom of a printed standard error; an unknown n counts as 2, the fewest possible."""
     return max((n or 2) - 1.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanEstimate:
+    """A mean or a gain, with its variance as a function of n.
+
+    `s2` is the variance of one replicate (or pair), and `df` its degrees of freedom at `n` replicates.
+    """
+
+    mean: float
+    s2: float
+    df: float
+    n: int
+
+    def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
+        """Return (variance, df) with n replicates per arm."""
+        return self.s2 / n, self.df * (n - 1) / (self.n - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +107,7 @@ class Spread:
     df: float
     n: int
     stderr: float | None
-    paper_n: int | None
+    paper_n: float | None
     test_sets: float = 0.0
     slope: float = 0.0
 
@@ -124,25 +144,21 @@ def judge_value(
     isn't the paper's.  `s2_at` gives the replicates' variance at another margin, if it depends on the margin.  `size`
     and `may_be_exact` are as in `judge_equivalence`.
     """
-    from_minimum = looks_from(rules.looks, rules.minimum if claim.stderr is None else rules.minimum_with_error)
-    looks = looks_of_plan(from_minimum, planned)
-    n = complete_look(sample.indices, looks)
-    if n is None:
-        return too_few(sample.indices, min(from_minimum), Status.INCONCLUSIVE, planned)
-    used = sample.among(range(n))
-    if len(used.values) < 2:
-        return too_many_diverged(n, used.n_diverged, Status.INCONCLUSIVE)
-    ran = len(used.values)
-    s2 = float(variance_of(np.array(used.values)))
+    numbers = looks_of_numbers(rules, is_error_printed=claim.stderr is not None)
+    looks = looks_of_plan(numbers, planned)
+    found = at_last_look(sample, analyses=numbers, planned=planned, undecided=Status.INCONCLUSIVE)
+    if isinstance(found, Verdict):
+        return found
+    (used,) = found
+    mean, s2, ran = fmean(used.values), float(variance_of(np.array(used.values))), len(used.values)
     spread = Spread(
         s2=s2, df=ran - 1, n=ran, stderr=claim.stderr, paper_n=claim.n, test_sets=test_sets, slope=claim.slope
     )
-    difference = fmean(used.values) - claim.value
     verdict = judge_equivalence(
-        difference,
+        mean - claim.value,
         spread,
         claim.margin,
-        n=n,
+        n=used.n,
         n_diverged=used.n_diverged,
         rules=rules,
         looks=looks,
@@ -151,9 +167,9 @@ def judge_value(
         may_be_exact=may_be_exact,
         spread_at=None if s2_at is None else lambda margin: dataclasses.replace(spread, s2=s2_at(margin)),
     )
-    verdict = with_prediction(verdict, fmean(used.values), claim.value, spread, rules, widening)
-    ours = f"Ours {fmean(used.values):.4g} (n = {n}, s = {s2**0.5:.2g}) − {claim.wording} {claim.value:.4g}"
-    return tell(verdict, ours, sample)
+    verdict = with_prediction(verdict, mean, claim.value, spread, rules, widening)
+    ours = f"Ours {mean:.4g} (n = {used.n}, s = {s2**0.5:.2g}) − {claim.wording} {claim.value:.4g}"
+    return explain(verdict, ours, sample)
 
 
 def judge_equivalence(
@@ -177,9 +193,7 @@ def judge_equivalence(
     without error, such as bytes of memory; otherwise their spread is unknown.  `spread_at` gives the spread at another
     margin, if it depends on the margin.
     """
-    inner_level = level(looks, n, rules.alpha_within)
-    outer_level = level(looks, n, rules.alpha_outside / 2)
-
+    inner_level, outer_level = level(looks, n, rules.alpha_within), level(looks, n, rules.alpha_outside / 2)
     side = 1.0 if difference > 0 else -1.0
 
     def half(by: float, replicates: Numbers, alpha: Numbers, end: float) -> Numbers:
@@ -199,7 +213,7 @@ def judge_equivalence(
     def judge(by: float) -> tuple[Status, str]:
         is_inside = farthest(by, spread.n, inner_level) <= by
         if not spread.s2 and not may_be_exact:
-            return Status.INCONCLUSIVE, "the replicates don't differ at all, so their spread is unknown"
+            return Status.INCONCLUSIVE, NO_SPREAD
         if nearest(by, spread.n, outer_level) > by:
             return Status.NOT_REPRODUCED, "wholly outside"
         if is_inside and by >= size:
@@ -208,7 +222,7 @@ def judge_equivalence(
             return Status.REPRODUCED, "within"
         if is_inside:
             return Status.INCONCLUSIVE, "within, but a diverged replicate rules out reproduced"
-        if can_decide(lambda replicates, share: decides(replicates, share, by), looks):
+        if decides(float(NEVER), looks[max(looks)], by):
             return Status.INCONCLUSIVE, ""
         if by >= size:
             return Status.UNDECIDABLE, AS_LARGE
@@ -234,14 +248,11 @@ def judge_equivalence(
     is_off = status is Status.NOT_REPRODUCED
     alpha = outer_level if is_off else inner_level
     below, above = (half(margin, spread.n, alpha, side if is_off else end) for end in (-1.0, 1.0))
-    low, high, confidence = float(difference - below), float(difference + above), 1 - 2 * alpha
+    interval = Interval(difference, float(difference - below), float(difference + above), 1 - 2 * alpha)
     return Verdict(
         status=status,
-        explanation=f"{with_interval(difference, low, high, confidence, margin)}: {reason}",
-        estimate=difference,
-        low=low,
-        high=high,
-        confidence=confidence,
+        explanation=f"{with_interval(*interval, margin)}: {reason}",
+        **interval._asdict(),
         margin=margin,
         n=n,
         n_diverged=n_diverged,
@@ -256,33 +267,24 @@ def with_prediction(
     verdict: Verdict, ours: float, printed: float, spread: Spread, rules: Rules, widening: float
 ) -> Verdict:
     """Add the spread and the prediction interval for a rerun of the paper to the verdict."""
-    variance, df = spread.at(spread.n)
-    prediction = predict(
-        ours,
-        printed,
-        variance=float(variance) if spread.s2 else 0.0,
-        df=float(df),
-        alpha=rules.alpha_outside,
-        widening=widening,
-    )
+    variance, df = (float(number) if spread.s2 else 0.0 for number in spread.at(spread.n))
+    prediction = predict(ours, printed, variance=variance, df=df, alpha=rules.alpha_outside, widening=widening)
     return dataclasses.replace(verdict, prediction=prediction, spread=math.sqrt(spread.s2))
 
 
-def tell(verdict: Verdict, compared: str, *samples: Sample) -> Verdict:
+def explain(verdict: Verdict, compared: str, *samples: Sample) -> Verdict:
     """Complete the verdict's explanation with what was compared and with notes on the samples."""
-    used, waiting = verdict.n, max((sample.n for sample in samples), default=0) - verdict.n
-    notes = []
-    if verdict.n_diverged:
-        notes.append(f"{verdict.n_diverged} diverged")
+    waiting = max(sample.n for sample in samples) - verdict.n
+    notes = [f"{verdict.n_diverged} diverged"] if verdict.n_diverged else []
     if waiting > 0:
         notes.append(f"{waiting} more wait for the next planned analysis")
-    environments = frozenset().union(*(sample.among(range(used)).environments for sample in samples))
+    environments = frozenset().union(*(sample.among(range(verdict.n)).environments for sample in samples))
     ran = f" They ran in {len(environments)} environments." if len(environments) > 1 else ""
     about = f" Of the replicates, {', '.join(notes)}." if notes else ""
     return dataclasses.replace(verdict, explanation=f"{compared} = {verdict.explanation}.{about}{ran}")
 
 
-def about_skew(verdict: Verdict, limit: float = 0.0, condition: str = "") -> str:
+def warn_of_skew(verdict: Verdict, limit: float = 0.0, condition: str = "") -> str:
     """Warn about skewed noise unless an interval `SKEWED` times as wide would also exclude the `limit`."""
     is_decided = verdict.status in (Status.SUPPORTED, Status.HOLDS_UNDER_READING, Status.REVERSED)
     if not is_decided or verdict.estimate is None or verdict.low is None or verdict.high is None:
@@ -292,14 +294,29 @@ def about_skew(verdict: Verdict, limit: float = 0.0, condition: str = "") -> str
     return f" If the noise is skewed{condition}, such a verdict is wrong in 10 to 20 % of cases, not 5 %."
 
 
-def too_many_diverged(n: int, n_diverged: int, status: Status) -> Verdict:
-    """Return the verdict for a complete analysis in which fewer than two replicates have a value."""
-    return Verdict(
-        status=status,
-        explanation=f"Of {n} replicates {n_diverged} diverged; the others are too few for an interval.",
-        n=n,
-        n_diverged=n_diverged,
-    )
+def at_last_look(
+    *samples: Sample,
+    analyses: Looks,
+    planned: int | None,
+    undecided: Status = Status.UNRESOLVED,
+    pairing: Pairing = "none",
+) -> tuple[Sample, ...] | Verdict:
+    """Return the replicates at the last complete analysis, or an `undecided` verdict if they allow no interval.
+
+    An interval needs two finished replicates of each sample; with "fold", two that all samples share.  `analyses` are
+    those of the rules; the plan ends with `planned` replicates.
+    """
+    shared = set.intersection(*(set(sample.indices) for sample in samples))
+    n = complete_look(shared, looks_of_plan(analyses, planned))
+    if n is None:
+        return too_few(shared, min(analyses), undecided, planned)
+    used = tuple(sample.among(range(n)) for sample in samples)
+    finished = [set(sample.finished) for sample in used]
+    if min(map(len, [set.intersection(*finished)] if pairing == "fold" else finished)) >= 2:
+        return used
+    n_diverged = max(sample.n_diverged for sample in used)
+    explanation = f"Of {n} replicates {n_diverged} diverged; the others are too few for an interval."
+    return Verdict(status=undecided, explanation=explanation, n=n, n_diverged=n_diverged)
 
 
 def too_few(indices: Collection[int], needed: int, status: Status, planned: int | None = None) -> Verdict:
@@ -323,49 +340,73 @@ def judge_side(
     final analysis is at `planned` replicates.
     """
     looks = looks_of_plan(rules.looks, planned)
-    n = complete_look(sample.indices, looks)
-    if n is None:
-        return too_few(sample.indices, min(rules.looks), Status.UNRESOLVED, planned)
-    used = sample.among(range(n))
-    if len(used.values) < 2:
-        return too_many_diverged(n, used.n_diverged, Status.UNRESOLVED)
-    values = (np.array(used.values) - bound) * (1.0 if better == "higher" else -1.0)
+    found = at_last_look(sample, analyses=rules.looks, planned=planned)
+    if isinstance(found, Verdict):
+        return found
+    (used,) = found
+    distances = (np.array(used.values) - bound) * (1.0 if better == "higher" else -1.0)
     claimed, other = ("above", "below") if better == "higher" else ("below", "above")
-    mean, s2, df = float(values.mean()), float(variance_of(values)), values.size - 1
-    alpha = level(looks, n, rules.alpha_outside / 2)
+    ran = distances.size
+    verdict = decide_sign(
+        MeanEstimate(mean=float(distances.mean()), s2=float(variance_of(distances)), df=ran - 1, n=ran),
+        (claimed, other),
+        n=used.n,
+        n_diverged=used.n_diverged,
+        obstacle="replicates diverged, which have no number" if used.n_diverged else "",
+        rules=rules,
+        looks=looks,
+    )
+    verdict = explain(verdict, f"How far {claimed} {bound:g} (mean of n = {used.n} networks)", sample)
+    return dataclasses.replace(verdict, explanation=verdict.explanation + warn_of_skew(verdict))
+
+
+def decide_sign(
+    found: MeanEstimate,
+    words: tuple[str, str],
+    *,
+    n: int,
+    n_diverged: int,
+    obstacle: str,
+    rules: Rules,
+    looks: Looks,
+    is_positive_claimed: bool = True,
+    widening: float = 0.0,
+) -> Verdict:
+    """Judge whether a mean lies on the claimed side of 0; `words` name the positive and the negative side.
+
+    An `obstacle` is why neither side can be decided although the interval excludes 0; empty if there is none.
+    """
+    mean, alpha = found.mean, level(looks, n, rules.alpha_outside / 2)
+    variance, df = found.at(found.n)
+    half, expected = float(half_width(variance, df, alpha)) + widening, None
+    side, claimed = (words[0 if is_positive else 1] for is_positive in (mean > 0, is_positive_claimed))
 
     def decides(replicates: Numbers, share: Numbers) -> Numbers:
-        return np.abs(mean) > half_width(s2 / replicates, replicates - 1, rules.alpha_outside / 2 * share)
+        return np.abs(mean) > half_width(*found.at(replicates), rules.alpha_outside / 2 * share) + widening
 
-    half, expected = float(half_width(s2 / values.size, df, alpha)), None
-    if not s2:
-        status, reason = Status.UNRESOLVED, "the replicates don't differ at all, so their spread is unknown"
+    status = Status.UNRESOLVED
+    if not found.s2:
+        reason = NO_SPREAD
     elif abs(mean) <= half:
-        status = Status.UNRESOLVED
         expected = expected_replicates(decides, n, looks)
         reason = say_expected(expected, looks)
-    elif used.n_diverged:
-        status, reason = Status.UNRESOLVED, "replicates diverged, which have no number"
-    elif mean > 0:
-        status, reason = Status.SUPPORTED, f"{claimed}, as claimed"
+    elif obstacle:
+        reason = obstacle
+    elif side == claimed:
+        status, reason = Status.SUPPORTED, f"{side}, as claimed"
     else:
-        status, reason = Status.REVERSED, f"{other}, not {claimed} as claimed"
-    low, high, confidence = mean - half, mean + half, 1 - 2 * alpha
-    below = float(scipy.special.stdtr(df, -abs(mean) / np.sqrt(s2 / values.size))) if s2 else None
-    verdict = Verdict(
+        status, reason = Status.REVERSED, f"{side}, not {claimed} as claimed"
+    interval = Interval.around(mean, half, alpha)
+    p = float(2 * scipy.special.stdtr(df, -max(abs(mean) - widening, 0.0) / np.sqrt(variance))) if variance else None
+    return Verdict(
         status=status,
-        explanation=f"{with_interval(mean, low, high, confidence)}: {reason}",
-        estimate=mean,
-        low=low,
-        high=high,
-        confidence=confidence,
+        explanation=f"{with_interval(*interval)}: {reason}",
+        **interval._asdict(),
         n=n,
-        n_diverged=used.n_diverged,
+        n_diverged=n_diverged,
         replicates_expected=expected,
-        spread=float(s2) ** 0.5,
+        p_value=p,
+        posterior=None if p is None else 1 - p / 2 if side == claimed else p / 2,
+        spread=math.sqrt(found.s2),
         share=looks[n],
-        p_value=None if below is None else 2 * below,
-        posterior=None if below is None else 1 - below if mean > 0 else below,
     )
-    verdict = tell(verdict, f"How far {claimed} {bound:g} (mean of n = {n} networks)", sample)
-    return dataclasses.replace(verdict, explanation=verdict.explanation + about_skew(verdict))

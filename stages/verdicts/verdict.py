@@ -39,14 +39,14 @@ class Status(StrEnum):
 
 
 class DuplicateObservation(ValueError):
-    """A replicate occurs twice in a sample, but a verdict takes one result for each."""
+    """A replicate occurs twice in a sample, but a verdict needs one result for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
     """One seed or fold.  `index` counts in the planned order from 0; `value` is None if training diverged.
 
-    `environments`: those that its trainings ran in; one, unless the value is a mean over several arms.
+    `environments` are those in which its trainings ran: one, unless the value is a mean over several arms.
     """
 
     index: int
@@ -68,10 +68,10 @@ class Sample:
     def __post_init__(self) -> None:
         twice = [index for index, times in Counter(self.indices).items() if times > 1]
         if twice:
-            raise DuplicateObservation(f"replicates {twice} stand twice; choose one result of each")
-        endless = [index for index, value in self.finished.items() if not math.isfinite(value)]
-        if endless:
-            raise ValueError(f"replicates {endless} have no finite value; one that diverged has None")
+            raise DuplicateObservation(f"replicates {twice} occur twice; choose one result of each")
+        infinite = [index for index, value in self.finished.items() if not math.isfinite(value)]
+        if infinite:
+            raise ValueError(f"replicates {infinite} have no finite value; one that diverged has None")
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Sample:
@@ -122,12 +122,12 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Part of a grid that a verdict covers: `pairs` of `planned_pairs`, None if the claim leaves their number open.
+    """Part of a grid that a verdict covers: `pairs` of `planned_pairs`, which is None if results determine the pairs.
 
-    If they are whole slices, `factor` names what was varied, with the levels that `ran` and those `missing`.
+    If the pairs are whole slices, `factor` names the factor with missing levels; `ran` and `missing` list its levels.
     `whole_low` to `whole_high` is the interval of the whole grid's gain at `whole_confidence`, as if these levels were
-    drawn from it; it decides nothing.  `models` of the grid's `planned_models` ran; both are None unless results show
-    which models form pairs.
+    drawn from it; it decides nothing.  `models` of the grid's `planned_models` ran; both are None unless results
+    determine the pairs.
     """
 
     pairs: int

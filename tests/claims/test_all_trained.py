@@ -90,6 +90,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_every_decidable_claim_is_decided_or_statistically_open(root: Path) -> None:
     """No claim may count as decidable and then be `not tested` on complete data."""
     judged = judge_all(root)
@@ -103,6 +104,7 @@ def test_every_decidable_claim_is_decided_or_statistically_open(root: Path) -> N
     assert sum(row.verdict.basis == "results" for row in judged) > 170
 
 
+@pytest.mark.slow
 def test_undecidable_claims_have_their_own_reasons(root: Path) -> None:
     never = [row for row in judge_all(root) if row.claim.experiment and not row.verdict.is_decidable]
     untested = {row.claim.id: row.verdict for row in never if row.verdict.status == Status.NOT_TESTED}
@@ -148,6 +150,7 @@ def statuses_of_results(lines_of: Callable[[ExperimentParams], list[ResultLine]]
     return {one.verdict.status for one in judge(*claims().values(), entered=trials(lines)) if one.basis == "results"}
 
 
+@pytest.mark.slow
 def test_shortened_runs_decide_nothing() -> None:
     """Under `quick`, real data and many epochs may indicate an order, however many replicates there are."""
 
@@ -157,6 +160,7 @@ def test_shortened_runs_decide_nothing() -> None:
     assert statuses_of_results(cut) == {Status.AGREES, Status.DISAGREES, Status.NOT_TESTED, Status.SHOWN}
 
 
+@pytest.mark.slow
 def test_diverged_replicates_reproduce_nothing() -> None:
     """One replicate of each arm diverged; a number printed without diverged replicates isn't reproduced."""
 
@@ -180,6 +184,7 @@ def client(root: Path) -> Iterator[TestClient]:
         yield client
 
 
+@pytest.mark.slow
 def test_claim_shows_each_arms_selected_epoch_and_standard_error(client: TestClient) -> None:
     arms = client.get("/api/v1/claims/dac.fig5").json()["arms"]
     page = client.get("/claims/dac.fig5").text
@@ -190,6 +195,7 @@ def test_claim_shows_each_arms_selected_epoch_and_standard_error(client: TestCli
     assert single == []
 
 
+@pytest.mark.slow
 def test_all_pages_and_reports_render(root: Path, client: TestClient) -> None:
     papers = {experiment.paper for experiment in params().experiments.values()}
     claims = client.get("/api/v1/claims?limit=1000").json()

@@ -1,8 +1,9 @@
 """The share of early orders that hold at the end of training, recomputed from published curves and cross-validated."""
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from stages.claims.kinds.base import LOG_SPREAD
 from stages.runs.evidence import EvidenceLine, ResultLine, read_lines
-from stages.verdicts.others import CALIBRATED_AT, CALIBRATED_PAIRS, DEMANDED, ELSEWHERE, GAPS, HELD, calibrate
+from stages.verdicts.others import CALIBRATED_AT, CALIBRATED_PAIRS, DEMANDED, ELSEWHERE, GAPS, HELD
 
 SPREAD = LOG_SPREAD * math.sqrt(2)
 """The plan's assumed SD of a difference of two logarithms, used as the unit of gaps."""
@@ -31,6 +32,22 @@ def at(line: ResultLine, share: float) -> float:
     """Return the log test error at the best validation epoch within the first `share` of training."""
     curve = line.curves[: max(1, round(share * len(line.curves)))]
     return math.log(min(curve, key=lambda epoch: epoch.val_loss or math.inf).test_loss or math.nan)
+
+
+def calibrate(
+    early: Mapping[str, Sequence[float]], final: Mapping[str, float], spread: float
+) -> tuple[tuple[int, int], ...]:
+    """Return (orders that held, orders seen) by class of gap, over all pairs of arms and of their replicates.
+
+    `early` has the values of each arm's replicates at a part of training, `final` its mean at the end.
+    """
+    found = np.zeros((len(GAPS), 2), dtype=int)
+    for one, other in itertools.combinations(early, 2):
+        gaps = np.subtract.outer(early[one], early[other]).ravel()
+        held = gaps * (final[one] - final[other]) > 0
+        for number, is_held in zip(np.searchsorted(GAPS, np.abs(gaps) / spread, side="right") - 1, held, strict=True):
+            found[number] += is_held, 1
+    return tuple((int(held), int(seen)) for held, seen in found)
 
 
 def rates(arms: Collection[str], share: float) -> tuple[tuple[int, int], ...]:

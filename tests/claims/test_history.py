@@ -135,7 +135,7 @@ def test_rule_line_changes_no_state_and_lists_earlier_results() -> None:
     one, other = (pending(listed, rules, lines, known=claims(), published=()) for lines in (history, without))
     assert one == other
     (rule, *_) = (change for change in history if change.subject == "rule")
-    with pytest.raises(ValueError, match="a rule's line says it, and no other"):
+    with pytest.raises(ValueError, match="a rule needs `seen`, and nothing else"):
         dataclasses.replace(rule, seen=None)
 
 

@@ -11,7 +11,7 @@ import pytest
 from stages.claims import gather, judge_claims, place_claims, read_claims
 from stages.claims.history import register_claim
 from stages.claims.kinds import Kind, ValueKind, foresee
-from stages.claims.kinds.counts import agree, judge_setting
+from stages.claims.kinds.counts import compare_setting
 from stages.papers.finding import Finding
 from stages.runs.evidence import Measurement, ResultLine
 from stages.verdicts import Status, not_tested
@@ -100,16 +100,19 @@ def test_matching_setting_is_as_printed(claim: str, explanation: str) -> None:
 def test_setting_allows_for_printed_rounding() -> None:
     claim = claims()["dac.sgemm.setup.params_min"]
     for used, status in ((1747, Status.AS_PRINTED), (1751, Status.DEVIATES)):
-        verdict = agree(claim, [used])
+        verdict = compare_setting(claim, [used])
         assert (verdict.status, verdict.explanation) == (status, f"Printed 1700; ours {used}.")
         assert verdict.estimate == used - 1700
-    assert agree(claim, [None]).status is Status.DEVIATES
-    assert agree(dataclasses.replace(claim, value=0.3, precision=None), [0.1 + 0.2]).status is Status.AS_PRINTED
+    assert compare_setting(claim, [None]).status is Status.DEVIATES
+    assert (
+        compare_setting(dataclasses.replace(claim, value=0.3, precision=None), [0.1 + 0.2]).status is Status.AS_PRINTED
+    )
 
 
 def test_one_deviating_experiment_makes_a_setting_deviate() -> None:
     claim = dataclasses.replace(claims()["ninformer.setup.dim"], experiment="*", paper="dac", metric="protocol.epochs")
-    verdict = judge_setting(dataclasses.replace(claim, value=100.0), params())
+    (judgement,) = judge(dataclasses.replace(claim, value=100.0))
+    verdict = judgement.verdict
     assert verdict.status is Status.DEVIATES
     assert re.match(r"Printed 100; ours (\d+, )*100, ", verdict.explanation)
 

@@ -13,8 +13,9 @@ from sqlalchemy.orm import Session
 
 from service.app import create_app
 from service.settings import Settings
+from stages.claims import judge_claim
 from stages.recording import record
-from stages.recording.sources import judge_today
+from stages.recording.sources import facts_today
 from stages.results import (
     Claim,
     ClaimFilter,
@@ -30,6 +31,7 @@ from stages.results import (
 from stages.results.claims import AGAINST_THE_PAPER
 from stages.runs.evidence import ResultLine, write_lines
 from stages.verdicts import Status
+from stages.verdicts.kinds import KINDS
 from tests.claims.lines import as_evaluated, claims, copy_project, cost, params, publish, results
 from tests.claims.test_trained import MNIST
 
@@ -81,9 +83,13 @@ def test_published_evidence_takes_precedence_over_later_runs(session: Session) -
 
 def test_judging_outside_the_database_agrees_with_it(root: Path, session: Session) -> None:
     """A published run that was evaluated again elsewhere counts once in both."""
-    today = {one.claim.id: (str(one.verdict.status), one.verdict.n) for one in judge_today(root, params()).judgements}
+    facts = facts_today(root, params())
+    judged = [judge_claim(claim, facts) for claim in facts.claims if claim.facts.by != "orders"]
+    today = {one.claim.id: (str(one.verdict.status), one.verdict.n) for one in judged}
     recorded = list_judged(session, ClaimFilter())
-    assert today == {row.claim.id: (row.verdict.status, row.verdict.n) for row in recorded}
+    assert today == {
+        row.claim.id: (row.verdict.status, row.verdict.n) for row in recorded if KINDS[row.claim.kind].by != "orders"
+    }
 
 
 def test_verdict_has_size_table_and_deviations(session: Session) -> None:
@@ -225,6 +231,9 @@ def test_each_lab_is_judged_alone_and_none_changes_our_verdict(tmp_path: Path) -
             ("uni-bergen", "reversed", 5),
             ("uni-oslo", "supported", 5),
         ]
+        assert lead.pooled and (lead.pooled["status"], lead.pooled["n"]) == ("unresolved", 3)
+        assert lead.pooled["estimate"] == pytest.approx(sum(row["estimate"] for row in lead.labs) / 3)
+        assert vit.pooled and (vit.pooled["low"], vit.pooled["n"]) == (None, 2), "two labs give no interval"
         key = vit.runs[0].result.run_key
         for verdict in session.scalars(select(VerdictRow)):
             if verdict.runs and not any("lab" in (run.result.origin or {}) for run in verdict.runs):
@@ -234,6 +243,9 @@ def test_each_lab_is_judged_alone_and_none_changes_our_verdict(tmp_path: Path) -
     with TestClient(app, base_url="http://127.0.0.1") as client:
         page = client.get(f"/claims/{LEAD}").text
         assert "Reproduced 10 times by 2 of 3 labs" in page and "uni-bergen</th>" in page
+        assert "3 labs together</th>" in page and "Three labs or more" in client.get(f"/claims/{VIT}").text
+        answer = client.get(f"/api/v1/claims/{LEAD}").json()
+        assert [row["lab"] for row in answer["labs"]] == ["", "uni-bergen", "uni-oslo"] and answer["pooled"]["n"] == 3
         assert "trained by the lab uni-bergen" in client.get(f"/runs/{key}").text
 
 

@@ -181,11 +181,13 @@ def rewrite(root: Path, registration: Registration) -> None:
 def test_registration_edited_after_its_commit_is_detected(copy: Path, story: Story) -> None:
     text = (copy / FILE).read_text()
     (copy / FILE).write_text(text.replace("Before anything", "After everything"))
-    with pytest.raises(ClaimsError, match="not as it was written"):
+    with pytest.raises(ClaimsError, match="changed since it was written"):
         story.mark(story.after, root=copy)
     done = claimcheck(copy, "register", "--check")
     assert (
-        done.returncode == 1 and "not as it was written" in done.stdout and "not committed as it is now" in done.stdout
+        done.returncode == 1
+        and "changed since it was written" in done.stdout
+        and "not committed as it is now" in done.stdout
     )
     rewrite(copy, dataclasses.replace(read_registration(story.root / FILE), why="After everything"))
     assert story.mark(*[story.after] * N, root=copy).mark == "unknown", "not the committed file"

@@ -47,6 +47,11 @@ def project(template: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(template, tmp_path / "project"))
 
 
+@pytest.fixture
+def small_project(small: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small, tmp_path / "project"))
+
+
 @pytest.fixture(scope="session")
 def nodes(object_server: ObjectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """The cluster's nodes can't see the projects or our code, if this user may hide folders from them."""

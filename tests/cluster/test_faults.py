@@ -64,35 +64,35 @@ def test_frozen_process_is_killed_and_replaced(
 def test_nodes_without_access_to_the_clone_train_from_shipped_code_and_a_url_store(
     two_nodes: Nodes,
     object_server: ObjectServer,
-    project: Path,
-    undisturbed: dict[str, tuple[bytes, bytes]],
+    small_project: Path,
+    small_undisturbed: dict[str, tuple[bytes, bytes]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not two_nodes.hidden:
         pytest.skip("no right to hide folders here (unshare --mount)")
     for name, value in object_server.environment.items():
         monkeypatch.setenv(name, value)
-    store = ObjectStore(f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}", project / "read")
-    output = finish(start(project, two_nodes, CLAIMCHECK_STORE=store.address), project)
-    assert "4 of 4 missing runs trained" in output
-    assert outcomes_in(store) == undisturbed
-    assert [one.end for key in undisturbed for one in Leases(store).attempts(key)] == ["published"] * 4, output
-    read = {path for node in two_nodes.workers for path in seen_by(node.pid, project)}
+    store = ObjectStore(f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}", small_project / "read")
+    output = finish(start(small_project, two_nodes, CLAIMCHECK_STORE=store.address), small_project)
+    assert "2 of 2 missing runs trained" in output
+    assert outcomes_in(store) == small_undisturbed
+    assert [one.end for key in small_undisturbed for one in Leases(store).attempts(key)] == ["published"] * 2, output
+    read = {path for node in two_nodes.workers for path in seen_by(node.pid, small_project)}
     assert read == set(), "the project is empty on the nodes"
     brought = [path for path in (two_nodes.cache / "claimcheck" / "packed").iterdir() if not path.name.startswith(".")]
-    assert [path.name for path in brought] == [read_info(project / "data" / "processed" / "mnist").digest]
+    assert [path.name for path in brought] == [read_info(small_project / "data" / "processed" / "mnist").digest]
 
 
 def test_local_cluster_is_started_and_stopped_without_an_address(
-    project: Path, undisturbed: dict[str, tuple[bytes, bytes]], tmp_path: Path
+    small_project: Path, small_undisturbed: dict[str, tuple[bytes, bytes]], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "stages.cli", "run", "--all", "--engine", "ray", "--device", "cpu,cpu"]
     env = {name: value for name, value in environment().items() if not name.startswith("RAY_")}
     env["PYTHONPATH"] += f"{os.pathsep}{without_grammar(tmp_path)}"
-    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "4 of 4 missing runs trained" in done.stdout, done.stdout + done.stderr
-    assert outcomes(project) == undisturbed
-    assert [process.cmdline() for process in psutil.process_iter() if is_in(process, project)] == []
+    done = subprocess.run(command, cwd=small_project, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "2 of 2 missing runs trained" in done.stdout, done.stdout + done.stderr
+    assert outcomes(small_project) == small_undisturbed
+    assert [process.cmdline() for process in psutil.process_iter() if is_in(process, small_project)] == []
 
 
 def test_wrong_cluster_token_is_one_line(two_nodes: Nodes, project: Path) -> None:
@@ -156,15 +156,15 @@ def with_two_gpus(nodes: Nodes) -> Iterator[Nodes]:
     nodes.kill(node)
 
 
-def test_runs_are_limited_to_one_per_gpu(with_two_gpus: Nodes, project: Path) -> None:
-    shutil.copytree(REPOSITORY / "stages", project / "stages", ignore=shutil.ignore_patterns("__pycache__"))
-    worker, seen = project / "stages" / "worker.py", project / "seen"  # the worker isn't in any run key
+def test_runs_are_limited_to_one_per_gpu(with_two_gpus: Nodes, small_project: Path) -> None:
+    shutil.copytree(REPOSITORY / "stages", small_project / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    worker, seen = small_project / "stages" / "worker.py", small_project / "seen"  # the worker isn't in any run key
     source = worker.read_text()
     assert source.count(CHOICE) == 1
     worker.write_text(source.replace(CHOICE, PRETENCE.format(seen=str(seen))))
     output = finish(
-        start(project, with_two_gpus, device="cuda:2+cuda:3", PYTHONPATH=str(project)),
-        project,
+        start(small_project, with_two_gpus, device="cuda:2+cuda:3", PYTHONPATH=str(small_project)),
+        small_project,
     )
-    assert "4 of 4 missing runs trained" in output
-    assert seen.read_text().splitlines() == ["began cuda:0+cuda:1 0,1", "ended"] * 4
+    assert "2 of 2 missing runs trained" in output
+    assert seen.read_text().splitlines() == ["began cuda:0+cuda:1 0,1", "ended"] * 2

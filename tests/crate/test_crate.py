@@ -69,7 +69,7 @@ def test_same_files_give_the_same_bytes(clone: Path, crate: Path, tmp_path: Path
     written = write_crate(clone, tmp_path / "again")
     assert digest(tmp_path / "again") == digest(crate)
     assert (written.trainings, written.verdicts) == (trainings(), len(claims()))
-    with pytest.raises(CrateError, match="again is there already"):
+    with pytest.raises(CrateError, match="again exists already"):
         write_crate(clone, tmp_path / "again")
 
 

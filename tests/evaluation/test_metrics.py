@@ -26,7 +26,7 @@ from stages.evaluation.cost import (
     count_parameters,
     flops_per_sample,
 )
-from stages.evaluation.flops import Kept
+from stages.evaluation.flops import MeasurementCache
 from stages.evaluation.scores import (
     CALIBRATION_BINS,
     accuracy,
@@ -275,7 +275,7 @@ def test_stage_writes_cached_measurements_byte_for_byte(monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("trained")
 def test_stage_waits_for_background_evaluation_but_not_vice_versa() -> None:
     with ThreadPoolExecutor() as pool:
-        with Kept("timed").held(EXPERIMENT) as is_ours:
+        with MeasurementCache("timed").held(EXPERIMENT) as is_ours:
             assert is_ours
             assert main([EXPERIMENT, "--ahead"]) == 0
             stage = pool.submit(main, [EXPERIMENT])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stages.claims import Judgement, Trial
 from stages.claims.kinds import TrainedKind, foresee, kind_of
 from stages.priorities import (
-    NOBODY_KNOWS,
+    UNKNOWN_CHANCE,
     Proposal,
     RunName,
     Standing,
@@ -89,7 +89,7 @@ def test_decided_part_of_a_claim_adds_no_chance() -> None:
     read = dataclasses.replace(number, reading="one layer is ours")
     assert chance_of_decision(read, power_of_number, not_tested("")) == pytest.approx(0.4), "it can't be refuted"
     unknown = dataclasses.replace(power, supported=None, reproduced=None, not_reproduced=None)
-    assert chance_of_decision(claim, unknown, signed) == chance_of_decision(claim, None, signed) == NOBODY_KNOWS
+    assert chance_of_decision(claim, unknown, signed) == chance_of_decision(claim, None, signed) == UNKNOWN_CHANCE
 
 
 SECONDS = {"a": 10.0, "b": 10.0, "c": 10.0, "d": 1.0}
@@ -183,7 +183,8 @@ def test_proposed_analyses_equal_those_of_the_judges(replicates: int) -> None:
 def standing(replicates: int) -> Standing:
     there = {RunName(t.result.experiment, t.result.arm, t.result.replicate) for t in everything()}
     runs = frozenset(run for run in there if run.replicate < replicates)
-    return Standing(judgements=judged_with(replicates), decided_by=runs)
+    judged = {one.claim: one for one in judged_with(replicates)}
+    return Standing(claims=[*judged], judge=judged.__getitem__, decided_by=runs)
 
 
 def test_analysis_needs_runs_missing_from_results_and_store() -> None:
@@ -199,7 +200,8 @@ def test_analysis_needs_runs_missing_from_results_and_store() -> None:
 
 def test_settled_or_completed_claims_need_no_more_runs() -> None:
     most = max(experiment.replicates for experiment in params().experiments.values())
-    assert next_looks(standing(most), params(), ()) == []
+    unjudged = dataclasses.replace(standing(most), judge={}.__getitem__)
+    assert next_looks(unjudged, params(), ()) == [], "a claim whose analyses are complete isn't even judged"
     wanted = {one.claim.id for one in next_looks(standing(3), params(), ())}
     settled = {
         one.claim.id

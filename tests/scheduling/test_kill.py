@@ -97,7 +97,7 @@ def test_losing_all_slots_has_its_own_exit_code(tmp_path: Path) -> None:
         os.kill(slot, signal.SIGKILL)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == KILLED, output
-    assert "2 of 2 training processes were killed, 2 by SIGKILL (often for want of memory" in output
+    assert "2 of 2 training processes were killed, 2 by SIGKILL (often because of too little memory" in output
     assert "Traceback" not in output
 
 

@@ -13,7 +13,7 @@ from stages.scheduling.engine import ray_engine
 from stages.scheduling.engine.groups import EngineError, Event, Group
 from stages.scheduling.engine.leases import Leases
 from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node, Share
-from stages.scheduling.engine.ray_engine import Patience
+from stages.scheduling.engine.ray_engine import Timeouts
 from tests.project import bare_spec
 
 NODE = Node(cpus=2, gpus=1, memory=10**10)
@@ -53,21 +53,21 @@ class Script:
     def send(self, command: str, *arguments: Any) -> None:
         getattr(self, f"_{command}")(*arguments)
 
-    def _submit(self, number: int, ask: Any, share: Share) -> None:
+    def _submit(self, number: int, request: Any, share: Share) -> None:
         self.shares.append(share)
-        self._running[number] = ask
+        self._running[number] = request
         self._arrived += [(number, "placed", "there", 7), (number, "started", 1, None)]
-        for told in self._told[ask.label].pop(0) if self._told.get(ask.label) else []:
+        for told in self._told[request.group.label].pop(0) if self._told.get(request.group.label) else []:
             self._arrived.append((number, *told))
             if told[0] == "ended":
                 del self._running[number]
 
     def _cancel(self, number: int, is_forced: bool) -> None:
-        ask = self._running.pop(number)
+        request = self._running.pop(number)
         if is_forced:
             self.ended.append(number)
         else:
-            self._arrived.append((number, "stopped", [spec.run_key for spec in ask.specs], "asked to"))
+            self._arrived.append((number, "stopped", [spec.run_key for spec in request.group.specs], "asked to"))
         self._arrived.append((number, "ended", ""))
 
     def _nodes(self) -> None:
@@ -78,8 +78,8 @@ class Trainings:
     """Two groups on such a cluster, with short timeouts; `seen` are the engine's events."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        patience = Patience(silent=0.3, stuck=0.4, stopping=5, unreachable=5)
-        monkeypatch.setattr(ray_engine, "PATIENCE", patience)
+        timeouts = Timeouts(silent=0.3, stuck=0.4, stopping=5, unreachable=5)
+        monkeypatch.setattr(ray_engine, "TIMEOUTS", timeouts)
         self.store, self.seen, self.stop = RunStore(folder), list[Event](), threading.Event()
         self.groups = [Group(label=f"a x.{seed}", specs=(bare_spec(seed),), data=folder) for seed in (0, 1)]
         self.keys = [group.run_keys[0] for group in self.groups]
@@ -172,7 +172,7 @@ def test_cluster_with_another_token_is_not_contacted_again(
 
 
 def test_node_without_access_to_the_store_stops_everything_by_name(trainings: Trainings) -> None:
-    cluster = Script({trainings.groups[1].label: [[("shut_out", "s3://b: access is refused"), ("ended", "")]]})
+    cluster = Script({trainings.groups[1].label: [[("store_refused", "s3://b: access is refused"), ("ended", "")]]})
     with pytest.raises(EngineError, match=r"node there can't use the store: s3://b: access is refused; .*`ray start`"):
         trainings.run(cluster, ["cpu", "cpu"])
     assert [trainings.ends(number) for number in (0, 1)] == [[("stopped", "asked to")], []]

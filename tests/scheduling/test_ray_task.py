@@ -39,18 +39,8 @@ def group_of(project: Path) -> Group:
 
 
 def ask_for(group: Group, **changes: Any) -> TaskRequest:
-    ask = TaskRequest(
-        label=group.label,
-        specs=group.specs,
-        is_stack=False,
-        published=frozenset(),
-        data=group.data,
-        device="cpu",
-        threads=1,
-        store=None,
-        states={},
-    )
-    return dataclasses.replace(ask, **changes)
+    request = TaskRequest(group=group, published=frozenset(), device="cpu", threads=1, store=None, states={})
+    return dataclasses.replace(request, **changes)
 
 
 def told_by(ask: TaskRequest, packed: Any = None) -> list[tuple[Any, ...]]:
@@ -127,19 +117,20 @@ def test_rejected_store_keys_are_reported_before_training(
 ) -> None:
     for name, value in object_server.environment.items():
         monkeypatch.setenv(name, value)
-    ask = ask_for(group_of(project), store=ObjectStore(f"s3://{BUCKET}/keys", project / "read"), data=Path("nowhere"))
+    group = dataclasses.replace(group_of(project), data=Path("nowhere"))
+    ask = ask_for(group, store=ObjectStore(f"s3://{BUCKET}/keys", project / "read"))
     object_server.refuse_keys()
     try:
         told = told_by(ask)
     finally:
         object_server.refuse_keys(after=math.inf)
-    assert kinds(told) == ["placed", "shut_out"] and "access is refused" in told[-1][1]
+    assert kinds(told) == ["placed", "store_refused"] and "access is refused" in told[-1][1]
 
 
 def test_code_that_differs_from_the_run_key_is_rejected_by_name(project: Path) -> None:
     group = group_of(project)
     code = dict(group.specs[0].code) | {"stages.training.loop": "0" * 16}
-    told = told_by(ask_for(group, specs=(dataclasses.replace(group.specs[0], code=code),)))
+    told = told_by(ask_for(dataclasses.replace(group, specs=(dataclasses.replace(group.specs[0], code=code),))))
     kind, _, end, message = told[-1]
     assert (kind, end) == ("failed", "failed")
     assert "asks for other code than" in message and "(stages.training.loop): nothing is trained" in message
@@ -177,7 +168,7 @@ def test_node_gets_our_code_and_the_modules_of_the_run_key(
     assert (tmp_path / "code" / "stages" / "worker.py").is_file()
     assert not list((tmp_path / "code").rglob("__pycache__"))
     monkeypatch.setattr("stages.scheduling.engine.ray_bridge.MOST_BYTES", 1000)
-    with pytest.raises(TooMuchCode, match="MiB, Ray takes 0; the largest file is stages/"):
+    with pytest.raises(TooMuchCode, match="MiB, but Ray uploads at most 0; the largest file is stages/"):
         copy_code([spec], tmp_path / "again")
 
 

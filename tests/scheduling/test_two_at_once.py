@@ -37,7 +37,7 @@ def test_second_runner_waits_for_the_first_and_takes_over_if_it_is_killed(tmp_pa
     assert second.stdout is not None
     said = next(line for line in second.stdout if "waiting for" in line)
     assert f": waiting for process {first.pid} on {socket.gethostname()} since " in said
-    assert said.endswith(", which trains it; if it ends, training resumes here\n")
+    assert said.endswith(", which trains it; if that process ends, training resumes here\n")
     first.kill()
     first.communicate()
     rest, _ = second.communicate(timeout=120)

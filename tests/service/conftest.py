@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -57,19 +57,20 @@ def service(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 
 @contextmanager
-def serving(settings: Settings, *, peer: str = "testclient") -> Iterator[TestClient]:
-    """Yield a client, with the address `peer`, of a started and warm service, which ends with the block."""
+def serving(settings: Settings) -> Iterator[TestClient]:
+    """Yield a client of a started and warm service, which ends with the block."""
     app = create_app(settings)
-    with TestClient(app, "http://127.0.0.1", raise_server_exceptions=False, client=(peer, 50_000)) as client:
+    with TestClient(app, "http://127.0.0.1", raise_server_exceptions=False) as client:
         while not app.state.claimcheck.readiness.is_warm:
             time.sleep(0.01)
         yield client
 
 
 @contextmanager
-def reading(settings: Settings) -> Iterator[TestClient]:
-    """Return a client of a service that shows results but isn't started, so no model answers."""
-    yield TestClient(create_app(settings), "http://127.0.0.1", raise_server_exceptions=False)
+def reading(settings: Settings, *, peer: str = "testclient") -> Iterator[TestClient]:
+    """Yield a client, with the address `peer`, of a service that shows results but isn't started: no model answers."""
+    client = (peer, 50_000)
+    yield TestClient(create_app(settings), "http://127.0.0.1", raise_server_exceptions=False, client=client)
 
 
 @pytest.fixture(scope="session")
@@ -82,14 +83,15 @@ def client(settings: Settings) -> Iterator[TestClient]:
 def published_client(published: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """A client of a service on the evidence and models in git, without this clone's packed data."""
     root = tmp_path_factory.mktemp("published")
-    link(root, (path.name for path in REPOSITORY.iterdir() if path.name != "data" and not path.name.startswith(".")))
+    link(root)
     with serving(Settings(root=root, database=published)) as client:
         yield client
 
 
-def link(root: Path, names: Iterable[str]) -> None:
-    """Link these files of the repository, and its data in git, into `root`."""
+def link(root: Path) -> None:
+    """Link the repository's files into `root`, except data that aren't in git."""
     (root / "data").mkdir(parents=True)
+    names = [path.name for path in REPOSITORY.iterdir() if path.name != "data" and not path.name.startswith(".")]
     for name in (*names, *(f"data/{name}" for name in IN_GIT)):
         (root / name).symlink_to(REPOSITORY / name)
 
@@ -104,7 +106,7 @@ def computed_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "computed"
     with FileLock(f"{root}.lock"):
         if not root.exists():
-            link(root, ("params", "params.yaml", "dvc.yaml"))
+            link(root)
             margins = load_params(root).verdicts.margins
             found = {paper: import_module(f"stages.papers.{paper}.findings").findings(margins) for paper in papers()}
             (root / "data" / "findings.jsonl").write_bytes(lines(found))
@@ -121,6 +123,14 @@ def computed_client(computed_root: Path) -> Iterator[TestClient]:
     """A client of a service on `computed_root`."""
     with serving(Settings(root=computed_root, database="data/results.db")) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def published_service(computed_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The service in its own process on `computed_root`."""
+    folder = tmp_path_factory.mktemp("published-log")
+    with running(computed_root, folder, CLAIMCHECK_DATABASE="data/results.db") as service:
+        yield service
 
 
 @pytest.fixture(scope="module")

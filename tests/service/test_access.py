@@ -29,17 +29,20 @@ from service.http.access import (
 from service.http.counts import CountsError, RequestCounter
 from service.http.middleware import KeysAndRates
 from service.settings import Settings
-from tests.service.conftest import keys_file, png, serving
+from tests.preloaded import python
+from tests.project import REPOSITORY
+from tests.service.conftest import keys_file, png, reading, serving
 from tests.service.test_errors import VIT, assert_problem
 
 pytestmark = pytest.mark.slow
 
 OIP = "/v2/models/ninformer-cifar100.vit/infer"
+UNKNOWN = "/predict?checkpoint=nothing"
+"""Answered with 404 to whom inference is allowed, without starting it."""
 
 
-def ask(client: TestClient, key: str | None = None, *, path: str = VIT) -> int:
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    return client.post(path, files={"file": png()}, headers=headers).status_code
+def ask(client: TestClient, key: str, *, path: str = UNKNOWN) -> int:
+    return client.post(path, files={"file": png()}, headers={"authorization": f"Bearer {key}"}).status_code
 
 
 def policy_of(per_minute: int | None, *keys: str, **options: Any) -> AccessPolicy:
@@ -59,7 +62,7 @@ def test_only_inference_requires_a_key(settings: Settings, tmp_path: Path) -> No
     (key, digest), (other, _) = new_key(), new_key()
     assert digest_of(key) == digest and len(key) >= 40
     with serving(settings.model_copy(update={"keys": keys_file(tmp_path, another="another", mine=key)})) as client:
-        assert ask(client, key) == 200
+        assert ask(client, key, path=VIT) == 200
         for wrong in (None, "", other, key[:-1], key + "x", digest, "é"):
             headers = {} if wrong is None else {"authorization": f"Bearer {wrong}".encode()}
             response = client.post(VIT, files={"file": png()}, headers=headers)
@@ -89,14 +92,14 @@ def test_key_is_compared_with_every_digest_even_after_a_match(monkeypatch: pytes
 def test_post_from_another_site_is_403(settings: Settings) -> None:
     friend = "https://friend.example"
     strangers = ("https://stranger.example", "http://127.0.0.1:3000", "null", "javascript:", "x" * 5000)
-    with serving(settings.model_copy(update={"cors_origins": (friend,)})) as client:
-        for origin, path in itertools.product(strangers, (VIT, OIP)):
+    with reading(settings.model_copy(update={"cors_origins": (friend,)})) as client:
+        for origin, path in itertools.product(strangers, (UNKNOWN, OIP)):
             refused = client.post(path, files={"file": png()}, headers={"origin": origin})
             assert refused.status_code == 403 and "may not send this" in refused.json()["detail"]
             assert client.get("/compare", headers={"origin": origin}).status_code == 200
         for own in (friend, "http://127.0.0.1", "https://127.0.0.1"):
-            answer = client.post(VIT, files={"file": png()}, headers={"origin": own})
-            assert answer.status_code == 200
+            answer = client.post(UNKNOWN, files={"file": png()}, headers={"origin": own})
+            assert answer.status_code == 404
         shown = [client.get("/compare", headers={"origin": origin}).headers for origin in (friend, strangers[0])]
     assert [head.get("access-control-allow-origin") for head in shown] == [friend, None]
 
@@ -138,20 +141,20 @@ def test_changed_key_file_is_read_without_a_restart(
     settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = keys_file(tmp_path, ann="first")
-    with serving(settings.model_copy(update={"keys": file})) as client:
-        assert [ask(client, "first"), ask(client, "second")] == [200, 401]
+    with reading(settings.model_copy(update={"keys": file})) as client:
+        assert [ask(client, "first"), ask(client, "second")] == [404, 401]
         keys_file(tmp_path, ann=f'sha256 = ["{digest_of("first")}", "{digest_of("second")}"]')
-        assert [ask(client, "first"), ask(client, "second")] == [200, 200]
+        assert [ask(client, "first"), ask(client, "second")] == [404, 404]
         other = tmp_path / "other.toml"
         os.replace(keys_file(tmp_path, ann="second"), other)  # missing for a moment, as when it is replaced
-        assert [ask(client, "first"), ask(client, "second")] == [200, 200], "the previous keys stay valid"
+        assert [ask(client, "first"), ask(client, "second")] == [404, 404], "the previous keys stay valid"
         os.replace(other, file)
-        assert [ask(client, "first"), ask(client, "second")] == [401, 200]
+        assert [ask(client, "first"), ask(client, "second")] == [401, 404]
         file.write_text("not a [table")
-        assert [ask(client, "first"), ask(client, "second")] == [401, 200], "the previous keys stay valid"
+        assert [ask(client, "first"), ask(client, "second")] == [401, 404], "the previous keys stay valid"
         assert "keys.toml: " in caplog.text and "the previous keys stay valid" in caplog.text
         text = client.get("/metrics").text
-    assert 'claimcheck_key_requests_total{key="ann",status="200"} 7.0' in text
+    assert 'claimcheck_key_requests_total{key="ann",status="404"} 7.0' in text
     assert digest_of("second") not in caplog.text + text
 
 
@@ -183,9 +186,8 @@ def test_invalid_key_file_is_rejected_in_one_line(tmp_path: Path, content: str, 
 
 
 def start(tmp_path: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "service", *arguments]
     own = {**os.environ, "CLAIMCHECK_ROOT": str(tmp_path), **environment}
-    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=120, check=False)
+    return python("-m", "service", *arguments, cwd=REPOSITORY, env=own)
 
 
 def test_missing_key_file_or_unknown_key_setting_prevents_start(tmp_path: Path) -> None:
@@ -230,9 +232,9 @@ def test_number_of_counted_clients_is_bounded() -> None:
 def test_servers_share_rates_and_quotas_through_a_file(settings: Settings, tmp_path: Path) -> None:
     keys = keys_file(tmp_path, ann=f'sha256 = ["{digest_of("ann")}"]\nrequests_per_day = 5')
     shared = settings.model_copy(update={"keys": keys, "counts": tmp_path / "counts.db"})
-    with serving(shared) as one, serving(shared) as two:
-        assert [ask(client, "ann") for client in (one, two) * 4] == [200] * 5 + [429] * 3
-    with serving(shared) as again:
+    with reading(shared) as one, reading(shared) as two:
+        assert [ask(client, "ann") for client in (one, two) * 4] == [404] * 5 + [429] * 3
+    with reading(shared) as again:
         assert ask(again, "ann") == 429, "a restart forgets nothing"
 
 
@@ -303,19 +305,19 @@ FORGED = [f"192.0.2.{number}" for number in range(6)]
 
 
 def statuses(settings: Settings, *forwarded: str) -> list[int]:
-    with serving(settings, peer="127.0.0.1") as client:
+    with reading(settings, peer="127.0.0.1") as client:
         sent = [{"x-forwarded-for": value} for value in forwarded]
-        return [client.post(VIT, files={"file": png()}, headers=headers).status_code for headers in sent]
+        return [client.post(UNKNOWN, files={"file": png()}, headers=headers).status_code for headers in sent]
 
 
 def test_forwarded_address_is_used_only_from_a_trusted_proxy(settings: Settings) -> None:
     """This machine isn't trusted by default, and addresses beyond the last trusted proxy are ignored."""
     limited = settings.model_copy(update={"requests_per_minute": 2})
-    assert statuses(limited, *FORGED) == [200, 200, 429, 429, 429, 429]
+    assert statuses(limited, *FORGED) == [404, 404, 429, 429, 429, 429]
     other = Settings(**limited.model_dump() | {"proxies": "192.0.2.9"})
-    assert statuses(other, *FORGED) == [200, 200, 429, 429, 429, 429]
+    assert statuses(other, *FORGED) == [404, 404, 429, 429, 429, 429]
     named = Settings(**limited.model_dump() | {"proxies": "127.0.0.0/8, 198.51.100.7"})
     forged = [f"{address}, 203.0.113.5, 198.51.100.7" for address in FORGED]
-    assert statuses(named, *FORGED, *forged) == [*[200] * 6, 200, 200, 429, 429, 429, 429]
+    assert statuses(named, *FORGED, *forged) == [*[404] * 6, 404, 404, 429, 429, 429, 429]
     with pytest.raises(ValueError, match="proxies"):
         Settings(proxies="*")

@@ -1,13 +1,12 @@
 """Every kind of page on the published evidence, on desktops and phones, light and dark."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.service.browsing import EVERYTHING, IN_A_BROWSER, OF_COLOURS_AND_TARGETS, found_in, open_page
-from tests.service.running import Running, running
+from tests.service.running import Running
 from tests.service.test_pages import KINDS
 
 pytestmark = IN_A_BROWSER
@@ -21,13 +20,6 @@ COVERED = """() => [...document.querySelectorAll("dt, .stamp")]
             && child.getBoundingClientRect().top < term.nextElementSibling.getBoundingClientRect().bottom))
     .map(term => term.textContent)"""
 """Terms of a list that overlap their descriptions."""
-
-
-@pytest.fixture(scope="module")
-def published_service(computed_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("published-log")
-    with running(computed_root, folder, CLAIMCHECK_DATABASE="data/results.db") as service:
-        yield service
 
 
 @pytest.fixture(scope="module")

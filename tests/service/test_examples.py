@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -14,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from service.examples import OPEN, SEVEN, SEVEN_AS_TENSOR, Ask, collect, cut, draw_seven, load_examples, tensor_of
 from tests.service.results_factory import REPOSITORY
-from tests.service.running import Running, running
+from tests.service.running import Running
 
 pytestmark = pytest.mark.slow
 
@@ -61,16 +60,10 @@ def test_every_example_is_in_the_openapi_document_and_on_its_page(client: TestCl
     assert ":8000" not in page and 'at = "http://127.0.0.1"' in page
 
 
-@pytest.fixture(scope="module")
-def service(published: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(REPOSITORY, tmp_path_factory.mktemp("log"), CLAIMCHECK_DATABASE=published) as service:
-        yield service
-
-
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
-def test_every_curl_line_of_the_reference_works(service: Running, tmp_path: Path) -> None:
+def test_every_curl_line_of_the_reference_works(published_service: Running, tmp_path: Path) -> None:
     for name, example in load_examples().items():
-        script = example["curl"].replace("127.0.0.1:8000", f"{service.host}:{service.port}")
+        script = example["curl"].replace("127.0.0.1:8000", f"{published_service.host}:{published_service.port}")
         script = script.replace("curl ", "curl --fail --silent --show-error ")
         done = subprocess.run(
             ["sh", "-ec", script], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
@@ -89,13 +82,13 @@ def test_long_lists_and_objects_are_shortened() -> None:
     assert cut({"a": [1, 2], "code": dict.fromkeys("abcdef", 0)}) == {"a": [1], "code": dict.fromkeys("abcd", 0)}
 
 
-def test_first_lines_of_the_reference_run(service: Running) -> None:
+def test_first_lines_of_the_reference_run(published_service: Running) -> None:
     lines = FIRST_LINES.read_text()
     assert f"```python\n{lines}```" in (REPOSITORY / "docs" / "quickstart.md").read_text()
     assert len([line for line in lines.splitlines() if line]) <= 10
-    script = lines.replace("http://127.0.0.1:8000", service.address)
+    script = lines.replace("http://127.0.0.1:8000", published_service.address)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
-    claims = json.loads(urlopen(f"{service.address}/api/v1/claims?limit=1000").read())
+    claims = json.loads(urlopen(f"{published_service.address}/api/v1/claims?limit=1000").read())
     assert done.returncode == 0, done.stderr
     assert "DAC, 5 layers of 141 units" in done.stdout and "..." not in done.stdout
     judged = [row["id"] for row in claims if row["verdict"]["basis"] == "results" and row["verdict"]["low"] is not None]

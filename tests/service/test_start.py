@@ -61,6 +61,7 @@ serve(app, settings, "127.0.0.1", int(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 def test_held_gil_ends_the_process_with_its_stack_in_the_log(root: Path, tmp_path: Path) -> None:
     """A regular expression that runs for years holds the GIL, so no other thread and no signal handler runs."""
     port, log = free_port(), tmp_path / "service.log"

@@ -7,18 +7,11 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.project import REPOSITORY
 from tests.service.browsing import IN_A_BROWSER, OF_COLOURS, found_in, open_page
-from tests.service.running import Running, running
+from tests.service.running import Running
 
 pytestmark = IN_A_BROWSER
 WIDE, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
-
-
-@pytest.fixture(scope="module")
-def published_service(published: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(REPOSITORY, tmp_path_factory.mktemp("log"), CLAIMCHECK_DATABASE=published) as service:
-        yield service
 
 
 @pytest.fixture(params=["wide", "phone in the dark"])

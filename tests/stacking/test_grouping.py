@@ -98,14 +98,14 @@ def test_stack_is_not_resumed_for_unwanted_runs(tmp_path: Path) -> None:
 
 def test_stack_without_a_state_is_regrouped(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
-    (store.work(stack_id(begun(store, 1, 0))) / "resume.pt").unlink()
+    (store.scratch.root / stack_id(begun(store, 1, 0)) / "resume.pt").unlink()
     assert shape(form_groups([spec(18, seed) for seed in range(3)], ROWS, store)) == [([0, 1, 2], 18, True)]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[1]", b'[{"model": 1}]'])
 def test_unreadable_member_list_is_ignored(tmp_path: Path, damage: bytes) -> None:
     store = RunStore(tmp_path)
-    folder = store.work(stack_id(begun(store, 1, 0)))
+    folder = store.scratch.root / stack_id(begun(store, 1, 0))
     (folder / "group.json").write_bytes(damage)
     assert members_of(folder.name, store.scratch) == ()
     assert shape(form_groups([spec(18, seed) for seed in range(2)], ROWS, store)) == [([0, 1], 18, True)]

@@ -62,8 +62,9 @@ def test_worker_uses_cpp_dropout_and_publishes_the_plain_network(
     trained = train_run(Job(spec=spec, data=tmp_path / "noise", device="cpu"), FolderScratch(tmp_path / "work"))
     published = RunStore(tmp_path / "store").publish(spec.run_key, trained.outcomes[spec.run_key])
     layers = sum(type(layer) is nn.Dropout for layer in MLPMixer(**arguments).modules())
-    # Each layer twice in each of three steps of two epochs, and in each of the canary's; none in evaluation.
-    assert layers and taken.count("dropout_forward") == layers * 2 * (3 * 2 + STEPS) and "dropout_backward" in taken
+    # Each layer twice in each of three steps of two epochs, none in evaluation; fewer steps than a canary's have none.
+    assert STEPS > 3 * 2
+    assert layers and taken.count("dropout_forward") == layers * 2 * 3 * 2 and "dropout_backward" in taken
     network = load_predictor(published / "weights.safetensors").network
     assert type(network) is MLPMixer and not any(isinstance(layer, dropout.Dropout) for layer in network.modules())
     assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == tmp_path / "compiled", "by processor"

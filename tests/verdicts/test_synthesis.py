@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from stages.verdicts import PrintedOrder, Status, TableSentence, Verdict, judge_table
-from stages.verdicts.families import Effect, differences, mean_gain
+from stages.verdicts.families import mean_gain, measure_heterogeneity
 from tests.verdicts.simulation import RULES, above
 
 SHARE = RULES.alpha_outside * RULES.looks[5]
@@ -62,9 +62,10 @@ def test_repeated_orders_count_once() -> None:
 
 
 def test_equal_orders_have_no_heterogeneity() -> None:
-    found = differences([Effect(gain=0.01, stderr=0.002, df=4), Effect(gain=0.01, stderr=0.002, df=4)])
-    assert found.tau == 0 and found.share == 0
-    assert differences([Effect(gain=0.01, stderr=0.002, df=4)]) is None
+    order = Verdict(status=Status.SUPPORTED, explanation="", estimate=0.01, stderr=0.002, n=5)
+    found = measure_heterogeneity([order, order])
+    assert found.tau == 0 and found.i2 == 0
+    assert measure_heterogeneity([order]) is None
 
 
 def test_sentences_state_direction_and_count() -> None:

@@ -114,7 +114,7 @@ def test_gap_in_the_planned_order_ends_the_analysis() -> None:
 
 
 def test_repeated_or_non_finite_replicate_is_an_error() -> None:
-    with pytest.raises(DuplicateObservation, match=r"replicates \[0\] stand twice"):
+    with pytest.raises(DuplicateObservation, match=r"replicates \[0\] occur twice"):
         Sample((Observation(index=0, value=0.81), Observation(index=0, value=0.82)))
     for value in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match=r"replicates \[1\] have no finite value; one that diverged has None"):

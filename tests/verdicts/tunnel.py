@@ -262,9 +262,9 @@ def generator(
 LEFT_OUT: Mapping[str, Callable] = {
     "expected_replicates": lambda *_: None,
     "with_interval": lambda *_: "",
-    "tell": lambda verdict, *_: verdict,
+    "explain": lambda verdict, *_: verdict,
     "with_assumptions": lambda verdict, *_, **__: verdict,
-    "about_skew": lambda *_: "",
+    "warn_of_skew": lambda *_: "",
     "with_prediction": lambda verdict, *_: verdict,
 }
 

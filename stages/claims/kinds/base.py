@@ -31,6 +31,7 @@ from stages.claims.trials import (
     arms_of,
     find_group,
     gather_samples,
+    pool_labs,
     price,
     summarise_arms,
 )
@@ -48,7 +49,7 @@ from stages.verdicts import (
     power_of_value,
     weigh_gap,
 )
-from stages.verdicts.intervals import OF_WHOLE_GRID, Looks, looks_from, looks_of_plan
+from stages.verdicts.intervals import OF_WHOLE_GRID, Looks, looks_of_numbers, looks_of_plan
 from stages.verdicts.power import Source, power_of_nearness
 
 VerdictAndOurs = tuple[Verdict, float | None]
@@ -163,12 +164,14 @@ class Kind:
 class TrainedKind(Kind):
     """A claim that trained models decide, by the replicates of one or two arms or by their means over a grid.
 
-    `is_number`: the claim is about a number, which takes more replicates than an order.
+    `is_number`: the claim is about a number, which needs more replicates than an order.
     `may_lack_number`: power can be computed even if the paper prints no number.
+    `pools_labs`: the means of several labs can be judged like replicates.
     """
 
     is_number = False
     may_lack_number = False
+    pools_labs = False
 
     def judge(self, facts: Facts) -> Judgement:
         claim = self.claim
@@ -181,30 +184,31 @@ class TrainedKind(Kind):
             return judgement
         verdict = judgement.verdict
         is_indicative = verdict.status in (Status.AGREES, Status.DISAGREES)
-        wants_power = facts.with_power or is_indicative
-        power = foresee(claim, facts.params, verdict, facts.claims) if wants_power else None
+        power = None
+        if facts.with_power or is_indicative:
+            power = foresee(claim, facts.params, verdict, facts.claims)
         if is_indicative:
-            indicates, said = weigh_gap(verdict.estimate or 0.0, power.spread if power else None)
+            indicates, reason = weigh_gap(verdict.estimate or 0.0, power.spread if power else None)
             status = verdict.status if indicates else Status.NOT_TESTED
-            verdict = dataclasses.replace(verdict, status=status, explanation=f"{verdict.explanation} {said}")
+            verdict = dataclasses.replace(verdict, status=status, explanation=f"{verdict.explanation} {reason}")
         return dataclasses.replace(judgement, verdict=verdict, power=power)
 
     def _judge_device(self, facts: Facts) -> Verdict | None:
         """Return a verdict if no time was measured on the paper's device; None if times can be compared."""
+        printed = facts.devices.get(self.claim.paper)
+        if printed is None:
+            return not_tested("The paper doesn't name the device that it timed on.")
         counting, devices = (
             [trial.device for group in groups for arm in group.arms.values() for trial in arm]
             for groups in (facts.groups_of(self.claim), facts.all_groups_of(self.claim))
         )
-        printed = facts.devices.get(self.claim.paper)
-        if printed is None:
-            return not_tested("The paper doesn't name the device that it timed on.")
         if any(printed in device for device in counting):
             return None
-        elsewhere = next((device for device in devices if printed not in device), None)
-        if elsewhere is None:
-            said = f"Printed for {printed}; nothing that counts has run on one here."
-            return Verdict(status=Status.OTHER_HARDWARE, explanation=said)
-        return judge_hardware(printed, elsewhere)
+        for device in devices:
+            if printed not in device:
+                return judge_hardware(printed, device)
+        explanation = f"Printed for {printed}; nothing that counts has run on one here."
+        return Verdict(status=Status.OTHER_HARDWARE, explanation=explanation)
 
     def experiment_of(self, params: Params) -> ExperimentParams:
         (name,) = fnmatch.filter(params.experiments, self.claim.experiment or "")
@@ -238,10 +242,39 @@ class TrainedKind(Kind):
         arms = summarise_arms(self.claim.metric, pairs.arms, group, self.rules)
         return dataclasses.replace(self.by_results(verdict, sides, params), ours=ours, arms=arms)
 
+    def judge_labs(self, facts: Facts) -> Judgement | None:
+        """Judge the claim by the means of the labs that completed the plan, in the order of their publication.
+
+        Returns None if the claim can't be judged so, or no lab has completed the plan.
+        """
+        claim, found = self.claim, list[ClaimSamples]()
+        groups = [group for group in facts.groups_of(claim) if group.evidence_level is EvidenceLevel.DECIDES]
+        for lab in dict.fromkeys(group.lab for group in groups if self.pools_labs and claim.metric not in TIMES):
+            own = [group for group in groups if group.lab == lab]
+            pairs, group = find_group(claim, self.experiment_of(facts.params), own)
+            if group is None:
+                continue
+            try:
+                sides = gather_samples(claim, pairs, group, self.rules)
+            except NotMeasured:
+                continue
+            last = max(group.looks(self.rules), default=0)
+            arms = [arm.among(range(last)) for arm in (sides.proposed, sides.baseline) if arm is not None]
+            if last and sides.part is None and all(arm.n == last for arm in arms):
+                found.append(dataclasses.replace(sides, proposed=arms[0], baseline=arms[1] if arms[1:] else None))
+        if not found:
+            return None
+        found.sort(key=lambda lab: min(trial.origin.published if trial.origin else "" for trial in lab.trials))
+        sides = pool_labs(found, claim)
+        verdict, ours = self.decide(sides, facts.params)
+        return dataclasses.replace(self.by_results(verdict, sides, facts.params), ours=ours)
+
     def by_results(self, verdict: Verdict, sides: ClaimSamples, params: Params) -> Judgement:
+        part = sides.part
+        note = "" if part is None else f" Over {len(part.pairs)} of {len(part.planned)} pairs of the grid."
         return Judgement(
             claim=self.claim,
-            verdict=dataclasses.replace(verdict, explanation=verdict.explanation + sides.note),
+            verdict=dataclasses.replace(verdict, explanation=verdict.explanation + note),
             basis="results",
             is_decidable=True,
             entries=sides.entries,
@@ -260,10 +293,8 @@ class TrainedKind(Kind):
 
     def looks(self, experiment: ExperimentParams) -> Looks:
         """Return the analyses that can give a verdict, up to the end of the plan; none if the plan is too short."""
-        looks, rules = self.rules.looks, self.rules
-        if self.is_number:
-            looks = looks_from(looks, rules.minimum if self.printed_error is None else rules.minimum_with_error)
-        return looks_of_plan(looks, experiment.replicates)
+        numbers = looks_of_numbers(self.rules, is_error_printed=self.printed_error is not None)
+        return looks_of_plan(numbers if self.is_number else self.rules.looks, experiment.replicates)
 
     def power(self, plan: Plan) -> Power | None:
         design = self.design(plan)
@@ -275,13 +306,14 @@ class TrainedKind(Kind):
 
     def design(self, plan: Plan) -> Design | None:
         """Add the spread of a replicate, or of a gain, to the plan; None if there is no basis for one."""
-        found, many = self._spread(plan), len(plan.pairs.proposed)
+        found, pairs = self._spread(plan), len(plan.pairs.proposed)
         if found is None:
             return None
         spread, source, because = found
-        if many > 1:
-            whole = f", for the whole grid of {many} pairs"
-            because += ", for the mean of the pairs that ran" if source == "measured" else whole
+        if pairs > 1 and source == "measured":
+            because += ", for the mean of the pairs that ran"
+        elif pairs > 1:
+            because += f", for the whole grid of {pairs} pairs"
         is_folded, facts = plan.experiment.printed.split.kind == "folds", self.claim.facts
         return Design(
             planned=plan.experiment.replicates,
@@ -386,7 +418,7 @@ def foresee(
 ) -> Power | None:
     """Compute the power of the plan, or of its interim analysis at `at` replicates, for a claim that training decides.
 
-    `verdict` has the spread if replicates were judged; `claims` have the printed values of the arms.  Returns None if
+    `verdict` has the spread if replicates were judged; `claims` have the printed values of the arms.  Return None if
     neither the paper nor the metric suggests a spread.
     """
     kind = kind_of(claim, params.verdicts)

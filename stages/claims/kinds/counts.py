@@ -70,17 +70,13 @@ from stages.verdicts.power import (
 _EXTREME = re.compile(r"(min|max)\((.+)\)")
 
 
-class Unresolved(LookupError):
-    """The params files don't contain this setting; the message says so."""
-
-
 def param_values(claim: ClaimLine, params: Params) -> list[Any]:
     """Return the distinct values of the claim's metric in the params files, over all experiments and arms.
 
-    `min(…)` and `max(…)` are the smallest and the largest of them.
+    `min(…)` and `max(…)` are the smallest and the largest of them; a value that isn't set is None.
 
     Raises:
-        Unresolved: the params files don't contain it.
+        NotMeasured: the params files have no such setting.
     """
     extreme = _EXTREME.fullmatch(claim.metric)
     metric = extreme[2] if extreme else claim.metric
@@ -88,7 +84,7 @@ def param_values(claim: ClaimLine, params: Params) -> list[Any]:
     values = [value for experiment in experiments for value in _values(metric, experiment, params)]
     known = list(dict.fromkeys(value for value in values if value is not None))
     if not known and not values:
-        raise Unresolved(f"the params files don't hold {metric}")
+        raise NotMeasured(f"the params files don't hold {metric}")
     if extreme:
         return [(min if extreme[1] == "min" else max)(known)]
     return known or [None]
@@ -96,8 +92,9 @@ def param_values(claim: ClaimLine, params: Params) -> list[Any]:
 
 def _values(metric: str, experiment: ExperimentParams, params: Params) -> list[Any]:
     source = params.datasets[experiment.dataset]
-    if metric in _DERIVED:
-        return [_DERIVED[metric](experiment, source, params)]
+    derived = _derived(experiment, source, params)
+    if metric in derived:
+        return [derived[metric]]
     part, _, path = metric.partition(".")
     if part == "model":
         table = [arm for arm in experiment.arms.values() if arm.role in ("baseline", "proposed")]
@@ -119,56 +116,35 @@ def _follow(held: Any, path: str) -> Any:
     return held
 
 
-def _rows(source: DatasetSource) -> int:
-    return source.train + source.test
+def _derived(experiment: ExperimentParams, source: DatasetSource, params: Params) -> dict[str, Any]:
+    """Return the settings that the params files imply but don't contain."""
+    protocol, split, rows = experiment.printed, experiment.printed.split, source.train + source.test
+    # a whole number for a fraction, an average for folds
+    held_out = source.train / split.folds if split.folds else round(source.train * (split.fraction or 0))
+    first = Replicate(seed=0, fold=0 if split.kind == "folds" else None)
+    low, high = source.response_range or (None, None)
+    native = params.datasets[source.folder or experiment.dataset]
+    (inputs, size), (_, native_size) = ((*each.shape, None, None)[:2] for each in (source, native))
+    return {
+        # as the training loop takes them: the last batch of an epoch may be smaller
+        "steps": protocol.epochs * steps_per_epoch(training_counts(source.train, protocol, first)[0], protocol),
+        # the gradient of c·w² is 2c·w, which is what weight decay adds
+        "l2_coefficient": protocol.optimizer.weight_decay / 2,
+        "protocol.schedule.warmup_steps": protocol.schedule.warmup_steps or 0,
+        "protocol.split.train": (source.train - held_out) / rows,
+        "protocol.split.val": held_out / rows,
+        "protocol.split.test": source.test / rows,
+        "dataset.size": size,
+        "dataset.native_size": native_size,
+        "dataset.images": rows,
+        "dataset.rows": rows,
+        "dataset.inputs": inputs,
+        "dataset.response_min": low,
+        "dataset.response_max": high,
+    }
 
 
-def _held_out(experiment: ExperimentParams, source: DatasetSource) -> float:
-    """Rows of the training set held out for validation: a whole number for a fraction, an average for folds."""
-    split = experiment.printed.split
-    return source.train / split.folds if split.folds else round(source.train * (split.fraction or 0))
-
-
-def _steps(experiment: ExperimentParams, source: DatasetSource, params: Params) -> int:
-    """Steps of a run on the first fold, as the loop takes them: the last batch of an epoch may be smaller."""
-    protocol = experiment.printed
-    replicate = Replicate(seed=0, fold=0 if protocol.split.kind == "folds" else None)
-    return protocol.epochs * steps_per_epoch(training_counts(source.train, protocol, replicate)[0], protocol)
-
-
-Derive = Callable[[ExperimentParams, DatasetSource, Params], Any]
-_DERIVED: Mapping[str, Derive] = {
-    "steps": _steps,
-    # The gradient of c·w² is 2c·w, which is what weight decay adds.
-    "l2_coefficient": lambda experiment, source, params: experiment.printed.optimizer.weight_decay / 2,
-    "protocol.schedule.warmup_steps": lambda experiment, source, params: experiment.printed.schedule.warmup_steps or 0,
-    "protocol.split.train": lambda experiment, source, params: (
-        (source.train - _held_out(experiment, source)) / _rows(source)
-    ),
-    "protocol.split.val": lambda experiment, source, params: _held_out(experiment, source) / _rows(source),
-    "protocol.split.test": lambda experiment, source, params: source.test / _rows(source),
-    "dataset.size": lambda experiment, source, params: source.shape[1],
-    "dataset.native_size": lambda experiment, source, params: params.datasets[
-        source.folder or experiment.dataset
-    ].shape[1],
-    "dataset.images": lambda experiment, source, params: _rows(source),
-    "dataset.rows": lambda experiment, source, params: _rows(source),
-    "dataset.inputs": lambda experiment, source, params: source.shape[0],
-    "dataset.response_min": lambda experiment, source, params: source.response_range and source.response_range[0],
-    "dataset.response_max": lambda experiment, source, params: source.response_range and source.response_range[1],
-}
-
-
-def judge_setting(claim: ClaimLine, params: Params) -> Verdict:
-    """Judge a setting: `as printed` if every experiment and arm has the printed value."""
-    try:
-        used = param_values(claim, params)
-    except Unresolved as error:
-        return not_tested(f"{str(error)[0].upper()}{str(error)[1:]}.")
-    return agree(claim, used)
-
-
-def agree(claim: ClaimLine, used: Sequence[Any]) -> Verdict:
+def compare_setting(claim: ClaimLine, used: Sequence[Any]) -> Verdict:
     """Return `as printed` if all values agree within the printed rounding; else the first that doesn't is estimated."""
     printed, half = math.nan if claim.value is None else claim.value, (claim.precision or 0.0) / 2
     departing = [one for one in used if one is None or not (math.isclose(one, printed) or abs(one - printed) <= half)]
@@ -182,21 +158,8 @@ def agree(claim: ClaimLine, used: Sequence[Any]) -> Verdict:
 
 
 _WORST_FIRST = (Status.FAILS, Status.HOLDS_UNDER_READING, Status.HOLDS)
-
-
-def judge_counted(claim: ClaimLine, params: Params) -> Verdict:
-    """Judge a count or range of the data as declared; `fetch` and `preprocess` check the files against that."""
-    try:
-        used = param_values(claim, params)
-    except Unresolved as error:
-        return not_tested(f"{str(error)[0].upper()}{str(error)[1:]}.")
-    assert claim.value is not None, f"{claim.id} counts nothing"
-    verdicts = [judge_count(claim.value, float(value)) for value in used]
-    return min(verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.status))
-
-
 MOST_SHOWN = 4
-"""Arms whose means a sentence holds."""
+"""Largest number of arms whose means an explanation lists."""
 JudgeOne = Callable[[ClaimLine, Facts], Judgement]
 
 
@@ -262,17 +225,13 @@ class WinsKind(TallyKind, kinds="wins"):
     must_be_significant = False
 
     def count(self, orders: Sequence[Judgement], facts: Facts, judge: JudgeOne) -> tuple[Verdict, float | None]:
-        n, effect = (
-            self.claim.n or min(self.rules.looks),
-            design_effect([order_of(one, facts.params) for one in orders]),
-        )
         verdict = judge_wins(
             int(self.value),
             [order.verdict for order in orders],
             self.rules,
-            n=n,
+            n=self.claim.n or min(self.rules.looks),
             must_be_significant=self.must_be_significant,
-            effect=effect,
+            effect=design_effect([order_of(one, facts.params) for one in orders]),
         )
         return verdict, None if verdict.estimate is None else self.value + verdict.estimate
 
@@ -287,27 +246,37 @@ class SignificantWinsKind(WinsKind, kinds="significant_wins"):
 class CountedKind(Kind, kinds="count"):
     """A size or a range of a data set; without an experiment it is computed."""
 
-    def judge(self, facts: Facts) -> Judgement:
-        return (
-            self.of_params(judge_counted(self.claim, facts.params)) if self.claim.experiment else super().judge(facts)
-        )
+    is_decidable = True
 
-    def of_params(self, verdict: Verdict, *, is_decidable: bool = True) -> Judgement:
-        """Return the judgement from the params files; its estimate is ours − the paper's."""
+    def judge(self, facts: Facts) -> Judgement:
+        """Judge by the params files; the verdict's estimate is ours − the paper's."""
+        if not self.claim.experiment and self.is_decidable:
+            return super().judge(facts)
+        try:
+            verdict = self.compare(self.values(facts))
+        except NotMeasured as error:
+            verdict = not_tested(f"{str(error)[0].upper()}{str(error)[1:]}.")
         ours = None if verdict.estimate is None else (self.claim.value or 0.0) + verdict.estimate
-        return Judgement(claim=self.claim, verdict=verdict, basis="params", is_decidable=is_decidable, ours=ours)
+        return Judgement(claim=self.claim, verdict=verdict, basis="params", is_decidable=self.is_decidable, ours=ours)
+
+    def values(self, facts: Facts) -> Sequence[Any]:
+        return param_values(self.claim, facts.params)
+
+    def compare(self, used: Sequence[Any]) -> Verdict:
+        """Judge a count of the data as declared; `fetch` and `preprocess` check the files against that."""
+        verdicts = [judge_count(self.value, float(value)) for value in used]
+        return min(verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.status))
 
 
 class SettingKind(CountedKind, kinds="setup"):
     """A setting of a training, which can't hold or fail."""
 
-    def judge(self, facts: Facts) -> Judgement:
-        return self.of_params(self._compare(facts), is_decidable=False)
+    is_decidable = False
 
-    def _compare(self, facts: Facts) -> Verdict:
+    def values(self, facts: Facts) -> Sequence[Any]:
         claim = self.claim
         if not claim.metric.endswith("(parameters)"):
-            return judge_setting(claim, facts.params)
+            return super().values(facts)
         counted = [
             row.value
             for group in facts.groups_of(claim)
@@ -317,8 +286,11 @@ class SettingKind(CountedKind, kinds="setup"):
             if row.metric == "parameters"
         ]
         if not counted:
-            return not_tested("The parameters of the grid are counted when it runs; not run yet.")
-        return agree(claim, [min(counted) if claim.metric.startswith("min") else max(counted)])
+            raise NotMeasured("the parameters of the grid are counted when it runs; not run yet")
+        return [min(counted) if claim.metric.startswith("min") else max(counted)]
+
+    def compare(self, used: Sequence[Any]) -> Verdict:
+        return compare_setting(self.claim, used)
 
 
 class ShownKind(Kind, kinds="figure qualitative"):
@@ -346,10 +318,10 @@ class ShownKind(Kind, kinds="figure qualitative"):
                 means = []
                 break
             means.append(f"{arm} {fmean(values):.4g} (n = {len(values)})" if values else f"{arm} diverged")
-        told = f"; {claim.metric}: {', '.join(means)}" if means else ""
+        listed = f"; {claim.metric}: {', '.join(means)}" if means else ""
         return Judgement(
             claim=claim,
-            verdict=judge_shown(f"{len(shown)} results of {names}{told}"),
+            verdict=judge_shown(f"{len(shown)} results of {names}{listed}"),
             basis="results",
             is_decidable=False,
             arms=summarise_figure(claim.metric, groups, rules),
@@ -358,7 +330,7 @@ class ShownKind(Kind, kinds="figure qualitative"):
 
 
 MOST_APART = 1.1
-"""Networks are of one size whose numbers of parameters are within this factor."""
+"""Networks count as equal in size if their numbers of parameters differ by at most this factor."""
 
 
 class GridKind(GainKind):
@@ -406,7 +378,7 @@ class UniformKind(GridKind, kinds="uniform"):
         rows = {at: [row[other] for other in others] for at, row in levels.items()}
         verdict = judge_uniform(asked, rows, rules=self.rules, replicates=group.experiment.replicates)
         if sides.part is not None:
-            said = f"{verdict.explanation} {sides.part.tell()}"
+            said = f"{verdict.explanation} {sides.part.describe()}"
             verdict = dataclasses.replace(verdict, explanation=said, scope=sides.part.scope())
         return self.by_results(verdict, sides, params)
 
@@ -445,7 +417,7 @@ class AheadFromKind(GridKind, kinds="ahead_from"):
             raise NotMeasured(
                 f"no two networks of one size have {self.value:,.0f} parameters {self.claim.facts.qualifier}"
             )
-        cells: tuple[Cell, ...] = ({},) * len(there)
+        cells: tuple[Cell, ...] = ({},) * len(there)  # no cell, because pairs of equal size are no slices of a grid
         chosen = Pairs(proposed=tuple(there), baseline=tuple(there.values()), cells=cells, grid=cells)
         sides = gather_samples(self.claim, chosen, group, self.rules)
         planned = len(group.experiment.arms)
@@ -470,11 +442,9 @@ class AheadFromKind(GridKind, kinds="ahead_from"):
     def _of_equal_size(self, group: ResultGroup, sizes: Mapping[str, float]) -> dict[str, str]:
         """Return each proposed arm's baseline of nearest size, among those that differ from it only in width."""
         found = {}
+        arms, left_out = group.experiment.arms, ("name", "width")
         but_width = {
-            arm: {
-                name: value for name, value in group.experiment.arms[arm].model.items() if name not in ("name", "width")
-            }
-            for arm in group.arms
+            arm: {name: value for name, value in arms[arm].model.items() if name not in left_out} for arm in group.arms
         }
         for arm in fnmatch.filter(group.arms, self.claim.arm or ""):
             like = [
@@ -525,8 +495,7 @@ class FailedShareKind(TrainedKind, kinds="failures"):
         failed: dict[Side, list[tuple[int, int]]] = {}
         entries: list[Entry] = []
         used: list[Trial] = []
-        sides: Mapping[Side, tuple[str, ...]] = {"proposed": pairs.proposed, "baseline": pairs.baseline}
-        for side, arms in sides.items():
+        for side, arms in pairs.sides.items():
             failed[side] = []
             for arm in dict.fromkeys(arms):
                 mine, peers = (

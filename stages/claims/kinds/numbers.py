@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -50,6 +49,7 @@ EXACT = "peak_memory_bytes"
 class ValueKind(TrainedKind, kinds="value"):
     """The number of one model."""
 
+    pools_labs = True
     test = "two one-sided t tests of our mean minus the printed number against the margin"
     error = "the arm's own spread over replicates; the paper's printed error or spread of one run"
     is_number = True
@@ -70,11 +70,12 @@ class ValueKind(TrainedKind, kinds="value"):
         claim = self.claim
         level = fmean(sides.proposed.values or [0.0])
         error = 1 - level if claim.better == "higher" else level
+        stderr, paper_n = (None, sides.paper_n) if sides.group.of_labs else (claim.stderr, claim.n)
         verdict = judge_value(
-            ValueClaim(value=self.value, margin=self.margin, stderr=claim.stderr, n=claim.n, slope=self.slope),
+            ValueClaim(value=self.value, margin=self.margin, stderr=stderr, n=paper_n, slope=self.slope),
             sides.proposed,
             rules=self.rules,
-            planned=sides.group.experiment.replicates,
+            planned=sides.group.planned,
             widening=sides.excluded_share * error if claim.unit == "fraction" else 0.0,
             test_sets=self.of_test_sets(error * (1 - error), sides, params),
         )
@@ -86,14 +87,6 @@ class ValueKind(TrainedKind, kinds="value"):
     def levels(self, units: Collection[str], plan: Plan) -> dict[str, float]:
         levels = super().levels(units, plan)
         return levels | {arm: self.value for arm in levels if arm == self.claim.arm}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RatioSample:
-    """A ratio as a `sample`, and its replicates' variance `s2_at` another margin."""
-
-    sample: Sample
-    s2_at: Callable[[float], float]
 
 
 class RatioKind(TrainedKind, kinds="ratio"):
@@ -116,19 +109,21 @@ class RatioKind(TrainedKind, kinds="ratio"):
 
     def decide(self, sides: ClaimSamples, params: Params) -> VerdictAndOurs:
         """Judge a ratio; one no larger than its margin is never `reproduced`: even no gain would count as equal."""
-        ratio = self.relative(sides)
+        sample, s2_at = self.measure_ratio(sides)
         verdict = judge_value(
             ValueClaim(value=self.value, margin=self.margin, n=self.claim.n, slope=self.slope),
-            ratio.sample,
+            sample,
             rules=self.rules,
             planned=sides.group.experiment.replicates,
             size=abs(self.value),
-            s2_at=ratio.s2_at,
+            s2_at=s2_at,
         )
-        return verdict, mean_of(ratio.sample, sides.group.looks(self.rules))
+        return verdict, mean_of(sample, sides.group.looks(self.rules))
 
-    def relative(self, sides: ClaimSamples) -> RatioSample:
+    def measure_ratio(self, sides: ClaimSamples) -> tuple[Sample, Callable[[float], float]]:
         """Return the ratio r = N/D of means, as a sample with mean r and the spread of (N − b D)/mean(D).
+
+        The second value is a function from another margin to the variance of the replicates there.
 
         b is the end of the claim's margin at which N − b D spreads more.  If the truth is b, its t test is exact
         (Fieller 1954); the spread at the printed ratio is smaller, and a test with it errs in 9 % instead of 5 %.  N is
@@ -174,17 +169,9 @@ class RatioKind(TrainedKind, kinds="ratio"):
         environments: dict[int, frozenset[str]] = {}
         for replicate in (*proposed.replicates, *baseline.replicates):
             environments[replicate.index] = replicate.environments | environments.get(replicate.index, frozenset())
-        sample = Sample(
-            tuple(
-                Observation(
-                    index=index,
-                    value=b + (top[index] - b * bottom[index]) / mean if index in top else None,
-                    environments=environments[index],
-                )
-                for index in indices
-            )
-        )
-        return RatioSample(sample=sample, s2_at=s2_at)
+        values = {index: b + (top[index] - b * bottom[index]) / mean for index in top}
+        ratios = (Observation(index=at, value=values.get(at), environments=environments[at]) for at in indices)
+        return Sample(tuple(ratios)), s2_at
 
     def power_of(self, design: Design) -> Power:
         return power_of_value(design, self.margin, self.rules, can_reproduce=abs(self.value) > self.margin)
@@ -219,16 +206,16 @@ class RangeKind(RatioKind, kinds="range"):
         return (high - low) / 2
 
     def decide(self, sides: ClaimSamples, params: Params) -> VerdictAndOurs:
-        ratio, middle = self.relative(sides), "the middle of the printed range,"
+        (sample, s2_at), middle = self.measure_ratio(sides), "the middle of the printed range,"
         verdict = judge_value(
             ValueClaim(value=sum(self.limits) / 2, margin=self.margin, stderr=0.0, wording=middle),
-            ratio.sample,
+            sample,
             rules=self.rules,
             planned=sides.group.experiment.replicates,
             may_be_exact=self.claim.metric == EXACT,
-            s2_at=ratio.s2_at,
+            s2_at=s2_at,
         )
-        ours = mean_of(ratio.sample, sides.group.looks(self.rules))
+        ours = mean_of(sample, sides.group.looks(self.rules))
         return dataclasses.replace(verdict, prediction=None), ours  # the paper prints no number that a rerun could give
 
     def power(self, plan: Plan) -> Power:
@@ -316,7 +303,7 @@ class GainKind(TrainedKind):
         group, share = sides.group, sides.excluded_share
         return {
             "rules": self.rules,
-            "planned": group.experiment.replicates,
+            "planned": group.planned,
             "pairing": group.pairing,
             "folds": group.folds,
             "widening": share * _disagreement(sides) if share else 0.0,
@@ -335,6 +322,7 @@ def _disagreement(sides: ClaimSamples) -> float:
 class DifferenceKind(GainKind, kinds="difference"):
     """One model is better than another by a printed gain."""
 
+    pools_labs = True
     test = f"sign of the gain ({WELCH}); its size apart, by two one-sided tests against the margin"
 
     def decide(self, sides: ClaimSamples, params: Params) -> VerdictAndOurs:
@@ -363,9 +351,9 @@ class OrderKind(DifferenceKind, kinds="order"):
     may_lack_number = True
 
     def power_of(self, design: Design) -> Power:
-        return (
-            power_of_sign(design, self.rules, is_known=True) if self.claim.value is None else super().power_of(design)
-        )
+        if self.claim.value is None:
+            return power_of_sign(design, self.rules, is_known=True)
+        return super().power_of(design)
 
 
 class GapKind(GainKind, kinds="gap"):
@@ -387,6 +375,7 @@ class GapKind(GainKind, kinds="gap"):
 class EquivalenceKind(GainKind, kinds="equivalence"):
     """Two models are comparable; `value` is the largest loss that the paper calls so, `precision` the margin."""
 
+    pools_labs = True
     test = f"non-inferiority by the margin of the gain ({WELCH})"
     may_lack_number = True
 

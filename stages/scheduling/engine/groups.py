@@ -1,7 +1,6 @@
-"""Interface of engines: groups of runs go in, events of their training come out.
+"""Interface of engines, which train groups of runs and report events.
 
-A group is an ordered list of runs that train together; it is leased, resumed and recorded as one.
-
+A group is an ordered list of runs that train together.  It is leased, resumed and recorded as one.
 A stacked network has the weights of its run except for rounding, so the run key is the same.  Standard library only.
 """
 
@@ -25,7 +24,7 @@ from stages.runs.store import Specs, Store, begun_stacks
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs that train together, with a name for display; a stack is one model, even with one run."""
+    """Runs that train together, with a label for display; a stack is one model, even of a single run."""
 
     label: str
     specs: tuple[RunSpec, ...]
@@ -47,11 +46,12 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """An event of a group; `progress` is the worker's `Progress` as a dict, `owner` the lease's owner.
+    """An event in the training of a group; `progress` is the worker's `Progress` as a dict, `owner` the lease's owner.
 
-    `runs`: how many train at once.  `device`: what they train on, said as they start; `node`: the machine, "" for this;
-    `dashboard`: where the cluster shows itself, "" where it doesn't.  `memory`: there wasn't enough, it will be tried
-    once more, alone on its device.  `lost`: its process or machine is gone, and it is trained again.
+    `runs` is the number of runs that train at once.  `device` is given at the start; `node` is the machine ("" for this
+    one), `dashboard` the URL of the cluster's, if it has one.  Two kinds need an explanation.  `memory`: there wasn't
+    enough, so the group will train once more, alone on its device.  `lost`: its process or machine is gone, so it
+    trains again.
     """
 
     kind: Literal["started", "progress", "finished", "waiting", "elsewhere", "stopped", "memory", "lost", "failed"]
@@ -69,11 +69,11 @@ Report = Callable[[Event], None]
 
 
 class TrainingsKilled(Mistake, RuntimeError):
-    """Something outside killed processes that trained; the message says what is known of it."""
+    """Something outside killed processes that trained; the message says what is known about it."""
 
 
 RunGroups = Callable[[Sequence[Group], Store, Sequence[str], Report, threading.Event], bool]
-"""An engine: trains all groups on the given devices; a failure stops no other group.
+"""An engine, which trains all groups on the given devices; a failure stops no other group.
 
 Returns whether every group has its outcome in the store.
 
@@ -82,14 +82,14 @@ Raises:
 """
 
 ENGINE = "CLAIMCHECK_ENGINE"
-"""The environment's name for it; `--engine` goes before."""
+"""Environment variable with the engine's name; `--engine` has priority."""
 DEFAULT = "local"
-# name -> module with `run_groups`, and the package that it needs besides
+# name -> module with `run_groups`, and the additional package that it needs
 ENGINES = {"local": ("stages.scheduling.engine.local", None), "ray": ("stages.scheduling.engine.ray_engine", "ray")}
 
 
 class EngineError(Mistake, ValueError):
-    """No such engine, or one that can't be used as things are."""
+    """No such engine, or one that can't be used now."""
 
 
 def default_engine() -> str:
@@ -97,7 +97,7 @@ def default_engine() -> str:
 
 
 def find_engine(name: str) -> RunGroups:
-    """The engine called `name`."""
+    """Return the engine called `name`."""
     if name not in ENGINES:
         raise EngineError(f"no engine {name!r}; known: {', '.join(sorted(ENGINES))} (--engine or {ENGINE} names it)")
     module, package = ENGINES[name]
@@ -107,20 +107,20 @@ def find_engine(name: str) -> RunGroups:
     return engine
 
 
-# Networks that have a `Stack`, which is faster than one after the other (bench_stacking, up to 200 units).
+# Networks with a `Stack`, which is faster than training one after another (bench_stacking, up to 200 units).
 STACKED = ("stages.papers.dac.mlp:MLP", "stages.papers.dac.mlp:DACMLP")
 WIDEST = 256
 MAX_MODELS = 16
-MIN_STEPS = 10_000  # a step alone takes 6 to 40 ms; compiling takes up to 20 s, and again where a stack shrinks
+MIN_STEPS = 10_000  # an unstacked step takes 6 to 40 ms; compiling takes up to 20 s, and again if a stack shrinks
 
 
 def network_of(spec: RunSpec) -> str:
-    """Identify what the replicates of a training have in common."""
+    """Return a digest of what the replicates of a training have in common."""
     return dataclasses.replace(spec, replicate=Replicate(seed=0)).run_key
 
 
 def is_worth_stacking(spec: RunSpec, rows: int) -> bool:
-    """True if the run is faster in a stack, even alone in it; `rows` are those of the data set's training part."""
+    """Return True if the run is faster in a stack, even alone in it; `rows` is the number of training rows."""
     protocol = spec.protocol
     is_plain = protocol.precision in ("float32", "tf32") and not protocol.compile
     has_known_parts = protocol.optimizer.name in ("adam", "adamw") and protocol.split.kind != "folds"
@@ -133,10 +133,10 @@ def is_worth_stacking(spec: RunSpec, rows: int) -> bool:
 
 
 def form_groups(specs: Sequence[RunSpec], rows: int, store: Store) -> list[tuple[Specs, bool]]:
-    """Groups in the order of their first run, each with whether it is a stack; a run of no stack is its own group.
+    """Return groups in the order of their first run, each with whether it is a stack; other runs are groups of one.
 
-    A stack holds all wanted replicates of its network.  An interrupted one is resumed as it was, including runs that
-    are published already, unless that would mean training a run that isn't wanted.
+    A stack has all wanted replicates of its network.  An interrupted stack is resumed as it was, including runs that
+    are published already, unless that would train a run that isn't wanted.
     """
     wanted = {spec.run_key: spec for spec in specs}
     groups: dict[str, tuple[Specs, bool]] = {}  # by the key of each wanted member

@@ -30,6 +30,7 @@ from typing import Any, Literal
 
 from stages.faults import FAULTS, describe_fault
 from stages.runs.store import Record, Store, find_fault, next_token
+from stages.scheduling.engine.groups import Event, Group, Report
 
 EXPIRY_SECONDS = 60.0
 HEARTBEAT_SECONDS = 10.0
@@ -110,7 +111,7 @@ class Leases:
     ) -> None:
         self.store, self.owner = store, owner or process_identity(os.getpid())
         self._clock, self._monotonic = clock, monotonic
-        # by run key: an e-tag, when it was first seen, and how many answers had been late by then
+        # by run key: an e-tag, the time when it was first seen, and the number of late answers by then
         self._watched: dict[str, tuple[str | None, float, int]] = {}
         self._held: dict[str, tuple[Record, str]] = {}  # by run key: our record as we wrote it, and its e-tag
         self._lock = threading.RLock()  # the heartbeat changes records, too
@@ -288,9 +289,29 @@ class Leases:
             self.release(lease)
 
 
+def claim_group(group: Group, leases: Leases, holders: dict[str, str], report: Report) -> Lease | None:
+    """Claim all runs of a group; if another process holds one, report it once and return None.
+
+    `holders` has the owners that were reported already, by the group's label.
+    """
+    lease = leases.claim(*group.run_keys)
+    holder = None if lease else leases.holder(*group.run_keys)
+    if holder is not None and holders.get(group.label) != holder.owner:
+        holders[group.label] = holder.owner
+        report(Event(kind="waiting", label=group.label, message=str(holder), owner=holder.owner))
+    return lease
+
+
 def process_identity(pid: int) -> str:
-    """Return `host:boot:namespace:pid:start time`, unique even among containers and after the pid is reused."""
-    return f"{_scope()}:{pid}:{_start_time(pid)}"
+    """Return `host:boot:namespace:pid:start time`, unique even among containers and after the pid is reused.
+
+    The start time is in ticks since boot, which clock changes don't affect (unlike psutil's); "" for a dead process.
+    """
+    start_time = ""
+    with suppress(OSError), open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+        start_time = "" if fields[0] == "Z" else fields[19]
+    return f"{_scope()}:{pid}:{start_time}"
 
 
 @cache
@@ -305,16 +326,6 @@ def _scope() -> str:
     with suppress(OSError):
         namespace = os.readlink("/proc/self/ns/pid").strip("pid:[]")
     return f"{socket.gethostname()}:{boot}:{namespace}"
-
-
-def _start_time(pid: int) -> str:
-    """Return the start time in ticks since boot, which clock changes don't affect (unlike psutil's)."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rsplit(")", 1)[1].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
 
 
 def is_gone(owner: str) -> bool:
@@ -362,7 +373,5 @@ def describe_failure(error: BaseException) -> tuple[End, str]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True if the machine or a device ran out of memory, whichever library reports it."""
-    words = str(error)
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(phrase in words for phrase in _OUT_OF_MEMORY)
-    )
+    is_reported = isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _OUT_OF_MEMORY)
+    return isinstance(error, MemoryError) or is_reported

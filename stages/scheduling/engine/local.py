@@ -1,4 +1,4 @@
-"""Trains groups of runs on this machine: a single slot in this process, several slots in one process each."""
+"""Trains groups of runs on this machine: one slot in this process, or several slots, each in its own process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Collection, MutableSequence, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,22 +22,30 @@ from typing import Any, NoReturn
 
 import psutil
 
-from stages.faults import FAULTS, describe_fault
+from stages.faults import FAULTS, Mistake, describe_fault
 from stages.runs.store import Store, home
 from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
-from stages.scheduling.engine.leases import Lease, LeaseLost, Leases, describe_failure, process_identity, publish
+from stages.scheduling.engine.leases import (
+    Lease,
+    LeaseLost,
+    Leases,
+    claim_group,
+    describe_failure,
+    process_identity,
+    publish,
+)
 
 WATCHED = "CLAIMCHECK_WATCHED"
-"""Environment variable of a stage that another process runs (`stages.stage`): that one watches `dvc` for it."""
+"""Environment variable of a stage that runs for another process (`stages.stage`), which watches `dvc` for it."""
 _POLL_SECONDS = 0.5
 
 
-class OrphanedStage(RuntimeError):
+class OrphanedStage(Mistake, RuntimeError):
     """A stage whose `dvc` was killed before the stage could begin to watch it."""
 
 
 def dvc_and_shells() -> list[int]:
-    """Pids of the ancestors up to `dvc`, the parent first; none if there is no `dvc`, or another process watches it."""
+    """Return the pids of all ancestors up to `dvc`; none if there is no `dvc`, or if another process watches it."""
     if WATCHED in os.environ:
         return []
     chain = []
@@ -52,52 +60,49 @@ def dvc_and_shells() -> list[int]:
     return []
 
 
-def end_with(pids: Iterable[int]) -> None:
+def exit_when_gone(pids: Collection[int]) -> None:
     """Start a thread that ends this process, without cleanup, as soon as one of `pids` is gone."""
-    if not (pids := list(pids)):
+    if not pids:
         return
     watched = []
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             watched.append(psutil.Process(pid))
 
+    def is_alive(process: psutil.Process) -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
     def watch() -> None:
-        while len(watched) == len(pids) and all(map(_runs, watched)):
+        while len(watched) == len(pids) and all(map(is_alive, watched)):
             time.sleep(_POLL_SECONDS)
-        end_as_orphan()
+        exit_as_orphan()
 
     threading.Thread(target=watch, name="orphan-watch", daemon=True).start()
 
 
-def end_as_orphan() -> NoReturn:
+def exit_as_orphan() -> NoReturn:
     """End this process at once, without cleanup, and say why."""
-    print(
-        "the process that started this training is gone; stopping (the next run resumes)", file=sys.stderr, flush=True
-    )
+    message = "the process that started this training is gone; stopping (the next run resumes)"
+    print(message, file=sys.stderr, flush=True)
     os._exit(os.EX_TEMPFAIL)
 
 
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 _WORKER = "stages.worker"
-_HINT = " (often for want of memory: `dmesg` tells, fewer slots in the profile help)"
+_HINT = " (often because of too little memory: see `dmesg`; fewer slots in the profile help)"
 
 
 class ParentGone(RuntimeError):
-    """The process that started this slot is gone, and with it the reader of its reports."""
+    """The process that started this slot is gone, so nothing reads the slot's reports."""
 
 
 def run_groups(
     groups: Sequence[Group], store: Store, devices: Sequence[str], report: Report, stop: threading.Event
 ) -> bool:
-    """Train all groups, one at a time on each of `devices` (a name twice: two at once); a failure stops no other.
+    """Train all groups, one at a time on each of `devices`; a failure stops no other group.
 
-    Returns whether every group has its outcome in the store.
+    A device that is listed twice trains two groups at once.  Returns whether every group has its outcome in the store.
     """
     if len(devices) == 1:
         Slot(store, devices[0], report, stop.is_set, is_alone=True).train(groups, bytearray(len(groups)))
@@ -130,11 +135,10 @@ class Slot:
     def train(self, groups: Sequence[Group], ended: MutableSequence[int]) -> None:
         """Claim and train groups until none is left; wait for a group that another process holds.
 
-        `ended`: 1 for each group that some slot has trained or failed to; none is tried twice.
+        `ended` is 1 for each group that some slot has trained or failed to train; no group is tried twice.
         """
-        leases = Leases(self.store)
+        leases, holders = Leases(self.store), dict[str, str]()
         waiting = [(index, group) for index, group in enumerate(groups) if not group.is_published(self.store)]
-        told: dict[str, str] = {}
         while waiting and not self.should_stop():
             held_elsewhere = []
             for index, group in waiting:
@@ -142,13 +146,9 @@ class Slot:
                     return
                 if ended[index]:
                     continue
-                lease = leases.claim(*group.run_keys)
+                lease = claim_group(group, leases, holders, self.report)
                 if lease is None:
                     held_elsewhere.append((index, group))
-                    holder = leases.holder(*group.run_keys)
-                    if holder is not None and told.get(group.label) != holder.owner:
-                        told[group.label] = holder.owner
-                        self.report(Event(kind="waiting", label=group.label, message=str(holder), owner=holder.owner))
                     continue
                 with leases.kept_alive(lease) as lost:
                     try:
@@ -169,26 +169,26 @@ class Slot:
                 time.sleep(self.store.poll_seconds)
 
     def _train_group(self, group: Group, lost: threading.Event, leases: Leases, lease: Lease) -> bool:
-        """Train one group; False if another process took it over, which is then waited for as if it had been first.
+        """Train one group; return False if another process took it over, for which the slot then waits.
 
-        Where a stack isn't faster, its runs are trained one after another.
+        If a stack isn't faster on the device, its runs are trained one after another.
         """
-        worker = importlib.import_module(_WORKER)  # brings torch, which a parent with nothing to train never needs
+        worker = importlib.import_module(_WORKER)  # loads torch, which a parent with nothing to train never needs
         published = [run_key for run_key in group.run_keys if self.store.has(run_key)]
         missing = [spec for spec in group.specs if spec.run_key not in published]
         is_stack = group.is_stack and worker.can_stack(self.device)
         in_use = self.device
-        with suppress(ValueError):  # no such device, which the training will say
+        with suppress(ValueError):  # no such device, which the training will report
             in_use = str(worker.pick_device(self.device))
-        tell = partial(Event, label=group.label)
-        self.report(tell(kind="started", runs=len(group.specs) if is_stack else 1, device=in_use))
+        event = partial(Event, label=group.label)
+        self.report(event(kind="started", runs=len(group.specs) if is_stack else 1, device=in_use))
         for specs in [group.specs] if is_stack else [(spec,) for spec in missing]:
             if self.should_stop():
                 return True
             jobs = [worker.Job(spec=spec, data=group.data, device=self.device) for spec in specs]
-            train = (
-                partial(worker.train_stack, jobs, published=published) if is_stack else partial(worker.train_run, *jobs)
-            )
+            train = partial(worker.train_stack, jobs, published=published)
+            if not is_stack:
+                train = partial(worker.train_run, *jobs)
             keys = [spec.run_key for spec in specs]
             try:
                 trained = train(
@@ -199,28 +199,28 @@ class Slot:
                 publish(trained.outcomes, trained.work, lease, leases, self.store)
                 worker.count_flops(specs[0], group.data, home() / "flops.json")
             except LeaseLost as taken_over:
-                self.report(tell(kind="elsewhere", message=str(taken_over)))
+                self.report(event(kind="elsewhere", message=str(taken_over)))
                 return False
             except worker.TrainingStopped as stopped:
                 if lost.is_set():
-                    self.report(tell(kind="elsewhere", message="(taken over)"))
+                    self.report(event(kind="elsewhere", message="(taken over)"))
                     return False
                 leases.close(lease, "stopped", str(stopped), keys)
-                self.report(tell(kind="stopped", message=str(stopped)))
+                self.report(event(kind="stopped", message=str(stopped)))
             except ParentGone:
                 raise
-            except Exception as error:  # noqa: BLE001  (one run's fault must not hold up the rest; the report tells it)
+            except Exception as error:  # noqa: BLE001  (one run's fault must not stop the others; it is reported)
                 end, message = describe_failure(error)
                 leases.close(lease, end, message.strip().splitlines()[-1], keys)
-                is_tried_again = end == "memory" and not self.is_alone
-                self.report(tell(kind="memory" if is_tried_again else "failed", message=message))
+                is_retried = end == "memory" and not self.is_alone
+                self.report(event(kind="memory" if is_retried else "failed", message=message))
             else:
-                self.report(tell(kind="finished"))
+                self.report(event(kind="finished"))
         return True
 
 
 class _Reporter:
-    """Passes on a training's progress, about ten times per second: a step may be shorter than reporting it."""
+    """Reports a training's progress about ten times per second, because a step may be shorter than a report."""
 
     def __init__(self, label: str, report: Report) -> None:
         self._label, self._report = label, report
@@ -243,27 +243,31 @@ def _fork_slots(
     *,
     is_alone: bool = False,
 ) -> tuple[str, set[str]]:
-    """Train in one process per device; returns which of them a signal ended, "" if none, and labels short of memory."""
+    """Train in one process per device.
+
+    Returns a message about processes that a signal ended ("" if there are none), and labels of groups that were short
+    of memory.
+    """
     context = _forking()
     ended = context.RawArray("b", len(groups))
     slots: dict[Connection, BaseProcess] = {}
     for device in devices:
-        # One pipe per slot: a shared queue's lock would stay locked for ever when a slot is killed while it writes.
+        # One pipe per slot, because a shared queue would stay locked for ever if a slot were killed while writing.
         reader, writer = context.Pipe(duplex=False)
         arguments = (list(groups), store, device, threads, writer, os.getpid(), ended, is_alone)
-        # Only others than daemons may start the processes that train one run together.
+        # A daemon may not start the processes that train one run together.
         slots[reader] = context.Process(target=_slot_process, args=arguments, daemon="+" not in device)
         slots[reader].start()
         writer.close()
     processes = list(slots.values())
     siblings = {process_identity(process.pid) for process in processes if process.pid is not None}
-    told = False
-    elsewhere: dict[str, Event] = {}  # by another slot, or by another process: that is known at the end
+    is_stopping = False
+    elsewhere: dict[str, Event] = {}  # trained by another slot or another process, which is known only at the end
     ours: set[str] = set()
     short: set[str] = set()
     while slots:
-        if stop.is_set() and not told:
-            told = True
+        if stop.is_set() and not is_stopping:
+            is_stopping = True
             for process in processes:
                 process.terminate()
         for ready in wait(list(slots), timeout=0.2):
@@ -277,7 +281,7 @@ def _fork_slots(
                 elsewhere[event.label] = event
                 continue
             if event.kind == "waiting" and event.owner in siblings:
-                continue  # one slot trains what the other one checked
+                continue
             if event.kind == "finished":
                 ours.add(event.label)
             if event.kind == "memory":
@@ -297,16 +301,17 @@ def _fork_slots(
 
 
 def _forking() -> ForkContext | ForkServerContext:
-    """Choose how slots start: forks of this process if it has loaded torch and has one thread, as under `repro`.
+    """Choose how slots start.
 
-    Otherwise of a clean process, which loads torch once.
+    They are forks of this process if it has loaded torch and has one thread, as in `claimcheck repro`.  Otherwise they
+    are forks of a clean process, which loads torch once.
     """
     with suppress(OSError):
         if "torch._dynamo" in sys.modules and len(os.listdir("/proc/self/task")) == 1:
             importlib.import_module(_WORKER)
             return multiprocessing.get_context("fork")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([_WORKER, "torch._dynamo"])  # the optimiser's first step would load the latter
+    context.set_forkserver_preload([_WORKER, "torch._dynamo"])  # else each optimiser's first step loads the latter
     return context
 
 
@@ -320,7 +325,7 @@ def _slot_process(
     ended: MutableSequence[int],
     is_alone: bool,
 ) -> None:
-    end_with([parent])
+    exit_when_gone([parent])
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
@@ -336,6 +341,6 @@ def _slot_process(
     try:
         Slot(store, device, report, stop.is_set, is_alone).train(groups, ended)
     except ParentGone:
-        end_as_orphan()
+        exit_as_orphan()
     except FAULTS as error:
         sys.exit(f"train: {describe_fault(error)}")

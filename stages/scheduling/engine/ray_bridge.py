@@ -1,7 +1,7 @@
-"""The engine's connection to a Ray cluster: a process that speaks with it, and is replaced when it ends.
+"""The engine's connection to a Ray cluster, which a separate process holds.
 
-It is a process of its own because Ray ends the one that is connected when the cluster's head is gone for a minute.  The
-engine, which holds the leases, then starts another one.
+Ray ends the connected process if the cluster's head is gone for a minute.  The engine, which holds the leases, then
+starts another one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from typing import Any
 from stages.run import RunSpec
 from stages.runs.fingerprint import PACKAGE_ROOT, source_path
 from stages.scheduling.engine.groups import EngineError, Group, network_of
-from stages.scheduling.engine.local import end_with
-from stages.scheduling.engine.ray_task import TaskRequest, Unheard, pack_files, train_group
+from stages.scheduling.engine.local import exit_when_gone
+from stages.scheduling.engine.ray_task import SubmitterGone, TaskRequest, pack_files, train_group
 
 ADDRESS = "RAY_ADDRESS"
-"""Ray's own name for the cluster's address; without it one is started on this machine."""
+"""Ray's environment variable with the cluster's address; without it, a cluster is started on this machine."""
 _POLL_SECONDS = 0.1
-_TELL_SECONDS = 60.0
+_SEND_SECONDS = 60.0
 _NEWEST = ("saved", "progress", "beat")
-SHORT_OF_MEMORY = "Ray ended its process for want of memory on the node"
-"""Why a task ended that shared a node's memory with others."""
+SHORT_OF_MEMORY = "Ray ended its process because the node was short of memory"
+"""Reason for the end of a task that shared a node's memory with others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """Resources that one task takes of its node; memory in bytes, which Ray counts and doesn't limit."""
+    """Resources that one task takes from its node; memory in bytes, which Ray counts and doesn't limit."""
 
     cpus: float
     gpus: float = 0.0
@@ -56,65 +56,68 @@ class Share:
 
 
 class Inbox:
-    """An actor that lives as long as the bridge: collects what tasks report until the bridge fetches it.
+    """An actor that collects the tasks' messages until the bridge fetches them; it lives as long as the bridge.
 
-    Where the bridge is slower than the tasks, their newest state, progress and beat take the place of earlier ones.
+    If the bridge is slower than the tasks, their newest state, progress and heartbeat replace earlier ones.
     """
 
     def __init__(self) -> None:
-        self._told: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._messages: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._count = 0
 
     def put(self, number: int, kind: str, *payload: Any) -> None:
-        """Take what the task of that number tells."""
+        """Add a message of the task with that number."""
         self._count += 1
         key = (number, kind, payload[0]) if kind == "saved" else (number, kind)
         if kind not in _NEWEST:
             key = (*key, self._count)
-        self._told.pop(key, None)  # so that it moves to the end
-        self._told[key] = number, kind, *payload
+        self._messages.pop(key, None)  # so that it moves to the end
+        self._messages[key] = number, kind, *payload
 
     def take(self) -> list[tuple[Any, ...]]:
-        """Events since the last call, in order."""
-        told, self._told = [*self._told.values()], {}
-        return told
+        """Return the messages since the last call, in order."""
+        messages, self._messages = [*self._messages.values()], {}
+        return messages
 
 
-def task(number: int, ask: TaskRequest, inbox: Any, packed: list[Any]) -> None:
-    """`train_group` as a Ray task; `packed` has a reference to the data's files, or nothing.
+def task(number: int, request: TaskRequest, inbox: Any, packed: list[Any]) -> None:
+    """Run `train_group` as a Ray task; `packed` has a reference to the data's files, or nothing.
 
-    It waits for futures, for while a task waits in `ray.get` Ray gives its processors to another one.
+    It waits for futures, because Ray gives the processors of a task that waits in `ray.get` to another one.
     """
     ray = importlib.import_module("ray")
 
-    def tell(*told: Any) -> None:
+    def send(*message: Any) -> None:
         try:
-            inbox.put.remote(number, *told).future().result(_TELL_SECONDS)
+            inbox.put.remote(number, *message).future().result(_SEND_SECONDS)
         except (ray.exceptions.RayError, TimeoutError) as error:
-            raise Unheard(f"no process receives the reports of {ask.label}: {error}") from None
+            raise SubmitterGone(f"no process receives the messages of {request.group.label}: {error}") from None
 
-    train_group(ask, tell, (lambda: packed[0].future().result()) if packed else None)
+    train_group(request, send, (lambda: packed[0].future().result()) if packed else None)
 
 
 def bridge(commands: Connection, address: str | None, working_dir: Path, environment: Mapping[str, str]) -> None:
-    """The process's main function: connects, says `("ready", nodes, dashboard)`, and serves until `commands` is closed.
+    """Connect, send `("ready", nodes, dashboard)`, and serve until `commands` is closed; the process's main function.
 
-    Takes `("submit", number, ask, share)`, `("cancel", number, is_forced)` and `("nodes",)`.  Says `(number, kind,
-    *payload)` as tasks tell it, `(number, "ended", reason)` when one is over, reason "" if it returned, `("nodes",
-    nodes)`, and `("refused",)` when the cluster wants another token, `("lost", reason)` when it can't be reached or not
-    any more; then it ends.
+    It receives `("submit", number, request, share)`, `("cancel", number, is_forced)` and `("nodes",)`.  It sends:
+
+    - `(number, kind, *payload)`: a task's message.
+    - `(number, "ended", reason)`: a task is over; the reason is "" if it returned.
+    - `("nodes", nodes)`
+    - `("refused",)`: the cluster wants another token; the process ends.
+    - `("lost", reason)`: the cluster can't be reached, or no longer; the process ends.
     """
-    end_with([os.getppid()])
+    exit_when_gone([os.getppid()])
     os.setsid()  # Ctrl-C is for the engine, which stops tasks one by one
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # Ray gives up after 30: too soon on a busy machine
     os.environ.setdefault("RAY_agent_register_timeout_ms", "120000")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # the engine tells how tasks end
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do, without its warning
+    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # the engine reports how tasks end
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default, without its warning
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # else each worker resolves an environment (ray#50961)
     ray = importlib.import_module("ray")
     # Ray prints a dead node's log to stdout.
-    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), _muttering() as muttered:
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), _hidden_stderr() as hidden:
         try:
             context = ray.init(
                 address=address or "local",
@@ -127,21 +130,22 @@ def bridge(commands: Connection, address: str | None, working_dir: Path, environ
             dashboard = f"http://{context.dashboard_url}" if context.dashboard_url else ""
             _Bridge(ray, commands, dashboard, is_alone=address is None).serve()
         except (ray.exceptions.RayError, OSError, RuntimeError) as error:
-            is_refused = isinstance(error, ray.exceptions.AuthenticationError) or "Unauthenticated" in muttered()
+            is_refused = isinstance(error, ray.exceptions.AuthenticationError) or "Unauthenticated" in hidden()
             with suppress(OSError):  # the engine is gone, too
                 commands.send(("refused",) if is_refused else ("lost", _first_line(error)))
 
 
 @contextmanager
-def _muttering() -> Iterator[Callable[[], str]]:
-    """Keep apart what Ray's C++ writes to this process's stderr, a line a second while a cluster is away; returns what
-    that was so far.  It alone says why a cluster refuses us.
+def _hidden_stderr() -> Iterator[Callable[[], str]]:
+    """Redirect what Ray's C++ writes to this process's stderr: a line per second while a cluster is out of reach.
+
+    Yields a function that returns what was written so far, because only that says why a cluster refuses us.
     """
-    with tempfile.TemporaryFile() as kept, os.fdopen(os.dup(2), "w", buffering=1) as ours:
-        os.dup2(kept.fileno(), 2)
+    with tempfile.TemporaryFile() as hidden, os.fdopen(os.dup(2), "w", buffering=1) as ours:
+        os.dup2(hidden.fileno(), 2)
         try:
             with redirect_stderr(ours):
-                yield lambda: os.pread(kept.fileno(), 2**20, 0).decode(errors="replace")
+                yield lambda: os.pread(hidden.fileno(), 2**20, 0).decode(errors="replace")
         finally:
             os.dup2(ours.fileno(), 2)
 
@@ -174,26 +178,25 @@ class _Bridge:
             over = []
             if self.tasks:
                 over, _ = self.ray.wait([*self.tasks], num_returns=len(self.tasks), timeout=_POLL_SECONDS)
-            for told in self.ray.get(self.inbox.take.remote(), timeout=_TELL_SECONDS):  # before the ends of who told it
-                self.commands.send(told)
+            for message in self.ray.get(self.inbox.take.remote(), timeout=_SEND_SECONDS):  # before its task's end
+                self.commands.send(message)
             for reference in over:
                 self.commands.send((self.tasks.pop(reference), "ended", self._reason(reference)))
 
-    def submit(self, number: int, ask: TaskRequest, share: Share) -> None:
-        """Submit a task that Ray runs at most once: attempts are counted by the engine."""
-        remote = self.ray.remote(num_cpus=share.cpus, num_gpus=share.gpus, memory=share.memory or None, max_retries=0)(
-            task
-        )
-        packed = []
+    def submit(self, number: int, request: TaskRequest, share: Share) -> None:
+        """Submit a task that Ray runs at most once, because the engine counts attempts."""
+        resources = {"num_cpus": share.cpus, "num_gpus": share.gpus, "memory": share.memory or None}
+        group, packed = request.group, []
         if not self.is_alone:  # Ray brings the data's files once to each node that needs them
-            digest = ask.specs[0].data_digest
+            digest = group.specs[0].data_digest
             if digest not in self.packed:
-                self.packed[digest] = self.ray.put(pack_files(ask.data))
+                self.packed[digest] = self.ray.put(pack_files(group.data))
             packed = [self.packed[digest]]
-        self.tasks[remote.options(name=ask.label).remote(number, ask, self.inbox, packed)] = number
+        remote = self.ray.remote(max_retries=0, **resources)(task).options(name=group.label)
+        self.tasks[remote.remote(number, request, self.inbox, packed)] = number
 
     def cancel(self, number: int, is_forced: bool) -> None:
-        """Ask a task to stop, or end its process; one that waits for its place never starts."""
+        """Ask a task to stop, or end its process; a task that is still waiting never starts."""
         for reference, known in self.tasks.items():
             if known == number:
                 self.ray.cancel(reference, force=is_forced)
@@ -235,7 +238,7 @@ LOST = "the connection to the cluster is lost"
 
 
 class Cluster:
-    """The connection to the cluster, by a process that is replaced when it ends."""
+    """The connection to the cluster, held by a process that is replaced when it ends."""
 
     def __init__(self) -> None:
         self.address = os.environ.get(ADDRESS)
@@ -253,10 +256,7 @@ class Cluster:
             shutil.rmtree(self._code, ignore_errors=True)
 
     def open(self, groups: Sequence[Group]) -> None:
-        """Start the process; it sends `("ready", nodes, dashboard)` once it is connected.
-
-        The code goes with it as it is now.
-        """
+        """Start the process, with a copy of the current code; it sends `("ready", nodes, dashboard)` once connected."""
         self.close()
         if self._code is None:
             self._code = Path(tempfile.mkdtemp(prefix="claimcheck-code-"))
@@ -273,7 +273,7 @@ class Cluster:
         self._pipe = ours
 
     def close(self) -> None:
-        """End the process, and with it what it submitted."""
+        """End the process, and with it the tasks that it submitted."""
         if self._pipe is not None:
             self._pipe.close()
             self._process.join(30)
@@ -283,7 +283,11 @@ class Cluster:
             self._pipe = None
 
     def send(self, *command: Any) -> None:
-        """Raises ConnectionError if the process is gone."""
+        """Send a command to the process.
+
+        Raises:
+            ConnectionError: the process is gone.
+        """
         assert self._pipe is not None, "open comes first"
         try:
             self._pipe.send(command)
@@ -312,14 +316,14 @@ MOST_BYTES = 100 * 2**20
 
 
 class TooMuchCode(EngineError):
-    """More than Ray takes."""
+    """More code than Ray uploads."""
 
 
 def copy_code(specs: Iterable[RunSpec], folder: Path) -> None:
-    """Copy what these runs need into `folder`.
+    """Copy the code that these runs need into `folder`.
 
     Raises:
-        TooMuchCode: it is larger than Ray takes.
+        TooMuchCode: it is larger than Ray allows.
     """
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
     shutil.copytree(PACKAGE_ROOT / "stages", folder / "stages", ignore=ignored)
@@ -335,8 +339,8 @@ def copy_code(specs: Iterable[RunSpec], folder: Path) -> None:
     if size > MOST_BYTES:
         largest = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
         raise TooMuchCode(
-            f"the code to bring to the nodes has {size / 2**20:.0f} MiB, Ray takes {MOST_BYTES / 2**20:.0f}; the "
-            f"largest file is {largest.relative_to(folder)}: keep data out of packages"
+            f"the code for the nodes has {size / 2**20:.0f} MiB, but Ray uploads at most {MOST_BYTES / 2**20:.0f}; "
+            f"the largest file is {largest.relative_to(folder)}: keep data out of packages"
         )
 
 
@@ -344,11 +348,11 @@ _MARGIN = 1.25
 _CONTEXT_BYTES = 2**30
 """Device memory that CUDA itself takes for each process."""
 _PARTS = 8
-"""A GPU is shared in eighths: many processes of small networks wait for each other."""
+"""A GPU is shared in eighths, because with more processes, small networks wait for each other."""
 
 
 class Shares:
-    """Shares of the nodes for trainings on `devices`; learns what networks take from outcomes as they come in."""
+    """Shares of the nodes for trainings on `devices`; learns from outcomes how much memory networks need."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._kinds = [name.partition(":")[0] for name in devices[0].split("+")]
@@ -357,15 +361,16 @@ class Shares:
         self._device_bytes = 0
 
     def of(self, group: Group, nodes: Sequence[Node], *, is_alone: bool) -> tuple[Share, str, int]:
-        """The share, the device, and the number of threads: it decides last digits, so it is the same on every node.
+        """Return the share, the device and the number of threads.
 
-        Several GPUs that train one run together are whole ones of one node; which, Ray decides.
+        The number of threads is the same on every node, because it decides the last digits.  Several GPUs that train
+        one run together are whole ones of one node; Ray chooses them.
         """
         peak = self._peaks.get(network_of(group.specs[0]), 0)
         if (ranks := len(self._kinds)) > 1 and self.device(nodes) == "cuda":
             return Share(cpus=ranks, gpus=ranks), self._ranks(nodes), ranks
         if self.device(nodes) == "cuda":
-            part = 1.0 if is_alone else 1 / self._together  # as many as the devices' names say share one
+            part = 1.0 if is_alone else 1 / self._together  # as many tasks share a GPU as there are devices in the list
             if peak and self._device_bytes and not is_alone:
                 part = math.ceil(_PARTS * (_MARGIN * peak + _CONTEXT_BYTES) / self._device_bytes) / _PARTS
             return Share(cpus=1, gpus=min(1.0, part)), "cuda", 1
@@ -375,7 +380,7 @@ class Shares:
         return Share(cpus=cpus, memory=memory), self._ranks(nodes), threads
 
     def room(self, nodes: Sequence[Node]) -> int:
-        """Number of groups to keep submitted: all that the cluster can train at once, and some that wait."""
+        """Return how many groups to keep submitted: all that the cluster can train at once, and some that wait."""
         if self.device(nodes) == "cuda" and (ranks := len(self._kinds)) > 1:
             places = sum(int(node.gpus) // ranks for node in nodes)
         elif self.device(nodes) == "cuda":
@@ -385,34 +390,34 @@ class Shares:
         return places + max(2, places // 4)
 
     def learn(self, group: Group, outcomes: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Remember what a group's training took."""
+        """Remember how much memory a group's training needed."""
         self._peaks[network_of(group.specs[0])] = max(
             json.loads(files["result.json"])["peak_memory_bytes"] for files in outcomes.values()
         )
 
     def learn_device(self, size: int | None) -> None:
-        """Remember the memory of a GPU, bytes, the smallest of all."""
+        """Remember the smallest GPU's memory in bytes."""
         if size:
             self._device_bytes = min(size, self._device_bytes or size)
 
     def lack(self, nodes: Sequence[Node]) -> str:
-        """Explain why no node can take a group, "" if one can; a cluster may grow, so the group waits."""
+        """Explain why no node can take a group ("" if one can); the group waits, because a cluster may grow."""
         ranks = len(self._kinds)
         if self.device(nodes) != "cuda" or any(node.gpus >= ranks for node in nodes):
             return ""
         most = max((int(node.gpus) for node in nodes), default=0)
-        asked = f"{ranks} GPUs" if ranks > 1 else "a GPU"
-        return f"a run takes {asked} of one node, and no node of the cluster has more than {most}: it waits for one"
+        needed = f"{ranks} GPUs" if ranks > 1 else "a GPU"
+        return f"a run takes {needed} of one node, and no node of the cluster has more than {most}: it waits for one"
 
     def device(self, nodes: Sequence[Node]) -> str:
-        """`cpu` or `cuda`; `auto` is `cuda` where any node has one."""
+        """Return `cpu` or `cuda`; `auto` is `cuda` if any node has a GPU."""
         kind = self._kinds[0]
         if kind == "auto":
             return "cuda" if any(node.gpus for node in nodes) else "cpu"
         return kind
 
     def _ranks(self, nodes: Sequence[Node]) -> str:
-        """The devices of one run, as a node calls those that Ray gives it: `cpu`, `cpu+cpu`, `cuda:0+cuda:1`."""
+        """Return the devices of one run by the names that they have on a node: `cpu`, `cpu+cpu`, `cuda:0+cuda:1`."""
         kinds = [self.device(nodes) if kind == "auto" else kind for kind in self._kinds]
         return "+".join(f"{kind}:{number}" if kind == "cuda" else kind for number, kind in enumerate(kinds))
 

@@ -1,8 +1,8 @@
-"""Trains groups of runs on a Ray cluster: one task a group, placed by Ray, watched and counted here.
+"""Trains groups of runs on a Ray cluster, one task per group; Ray places the tasks, this module watches and retries.
 
 This process holds the leases, keeps the states that nodes save unless they reach the store by URL, and publishes.  Ray
-is told to run each task once.  What is lost with its process, its node or the whole cluster is submitted again and goes
-on from its last state.
+runs each task once.  If a task is lost with its process, its node or the whole cluster, it is submitted again and
+resumes from its last state.
 """
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stages.faults import describe_fault
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import STATE, RunStore, Store, stack_id
 from stages.scheduling.engine.groups import EngineError, Event, Group, Report, TrainingsKilled
-from stages.scheduling.engine.leases import End, Lease, LeaseLost, Leases, describe_failure, publish
+from stages.scheduling.engine.leases import End, Lease, LeaseLost, Leases, claim_group, describe_failure, publish
 from stages.scheduling.engine.ray_bridge import LOST, SHORT_OF_MEMORY, Cluster, Node, Shares
 from stages.scheduling.engine.ray_task import TaskRequest
 
 _TICK_SECONDS = 0.1
 _MOST_LOSSES = 5
-"""In a row, without a newly saved state in between: it isn't the cluster then."""
+"""Losses in a row, without a newly saved state in between, after which the group counts as failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
-    """Longest time that a task may send nothing (`silent`), or take no step while it lives (`stuck`: one may compile;
-    at least 20 times the longest so far), how long a stop may take, and how long the cluster may be out of reach.
+class Timeouts:
+    """Longest time in seconds that a task may send nothing (`silent`) or take no step while it lives (`stuck`), that a
+    stop may take (`stopping`), and that the cluster may be out of reach (`unreachable`).
+
+    A task that compiles takes no step, so it may also take 20 times as long as its longest step so far.
     """
 
     silent: float = 60.0
@@ -41,16 +43,16 @@ class Patience:
     unreachable: float = 600.0
 
 
-PATIENCE = Patience()
+TIMEOUTS = Timeouts()
 
 
 def run_groups(
     groups: Sequence[Group], store: Store, devices: Sequence[str], report: Report, stop: threading.Event
 ) -> bool:
-    """Train all groups on the cluster that `RAY_ADDRESS` names, else on one that is started on this machine.
+    """Train all groups on the cluster that `RAY_ADDRESS` names, or on one that is started on this machine.
 
-    `devices` says where on a node: `cpu`, `cuda`, or `auto`; a name twice, two tasks on each.  Several that train one
-    run together (`cuda:0+cuda:1`) are as many of a node, whatever their numbers.
+    `devices` says where on a node: `cpu`, `cuda` or `auto`; a name listed twice means two tasks on each device.
+    Devices that train one run together (`cuda:0+cuda:1`) are as many devices of one node, whatever their numbers.
 
     Returns whether every group has its outcome in the store.
     """
@@ -61,22 +63,22 @@ def run_groups(
 
 
 @dataclass
-class _Flight:
-    """A group that was submitted."""
+class _Task:
+    """A group that was submitted; times are monotonic."""
 
+    number: int
     group: Group
     lease: Lease
-    lost: threading.Event
-    kept: ExitStack
+    lease_lost: threading.Event
+    kept_alive: ExitStack
     is_alone: bool
-    submitted: float
     heard: float = 0.0
     stepped: float = 0.0
-    longest: float = 0.0
+    longest_step: float = 0.0
     steps: int = -1
     device: str = ""
     node: str = ""
-    host: str = ""
+    process: str = ""
     cancelled: float | None = None
     killed: str = ""
 
@@ -94,52 +96,55 @@ class _Engine:
         self.cluster, self.store, self.report, self.stop = cluster, store, report, stop
         self.waiting, self.leases = waiting, Leases(store)
         self.shares = Shares(devices)
-        self.flying: dict[int, _Flight] = {}
+        self.tasks: dict[int, _Task] = {}
         self.losses: dict[str, int] = {}
-        self.alone: set[str] = set()
-        self.told: dict[str, str] = {}
+        self.alone: set[str] = set()  # labels of groups that train again, alone on their device
+        self.holders: dict[str, str] = {}
         self.number = 0
-        self.reached = time.monotonic()
         self.nodes: list[Node] | None = None
-        self.dashboard, self.said, self.shut_out = "", "", ""
-        self.asked, self.listened, self.claims_from = 0.0, time.monotonic(), 0.0
+        self.dashboard, self.printed, self.store_refused = "", "", ""
+        self.reached = self.listened = time.monotonic()
+        self.nodes_requested = self.claims_from = 0.0
 
     def run(self) -> None:
         self.cluster.open([*self.waiting])
         pause = 1.0
         try:
-            while self.flying or (self.waiting and not self.is_stopping):
+            while self.tasks or (self.waiting and not self.is_stopping):
                 try:
-                    self._turn()
+                    self._step()
                     pause = 1.0 if self.nodes is not None else pause
                 except ConnectionError as error:
                     self._lose_all(f"{error} ({self.cluster.name})")
-                    self._say_once(f"{error}; it is tried for up to {PATIENCE.unreachable:.0f} s")
-                    if time.monotonic() - self.reached > PATIENCE.unreachable:
+                    self._print_once(f"{error}; retrying for up to {TIMEOUTS.unreachable:.0f} s")
+                    if time.monotonic() - self.reached > TIMEOUTS.unreachable:
                         raise TrainingsKilled(
-                            f"the Ray cluster {self.cluster.name} can't be reached for {PATIENCE.unreachable:.0f} s "
+                            f"the Ray cluster {self.cluster.name} can't be reached for {TIMEOUTS.unreachable:.0f} s "
                             f"({error}); finished trainings are in the store, and the next run resumes from there"
                         ) from None
                     self.stop.wait(pause)
                     pause = min(30.0, 2 * pause)
                     self.cluster.open([*self.waiting])
         finally:
-            for flight in self.flying.values():
-                flight.kept.close()
-        if self.shut_out:
-            raise EngineError(self.shut_out)
+            for task in self.tasks.values():
+                task.kept_alive.close()
+        if self.store_refused:
+            raise EngineError(self.store_refused)
 
     @property
     def is_stopping(self) -> bool:
-        return self.stop.is_set() or bool(self.shut_out)
+        return self.stop.is_set() or bool(self.store_refused)
 
-    def _say_once(self, message: str) -> None:
-        if message != self.said:
-            self.said = message
+    def _print_once(self, message: str) -> None:
+        if message != self.printed:
+            self.printed = message
             print(message, file=sys.stderr)
 
-    def _turn(self) -> None:
-        """Take in what was told, submit what there is room for, look who has to be cancelled."""
+    def _report(self, task: _Task, kind: Any, message: str = "", **details: Any) -> None:
+        self.report(Event(kind=kind, label=task.group.label, message=message, **details))
+
+    def _step(self) -> None:
+        """Handle received messages, submit groups if there is room, and cancel tasks that have to end."""
         messages = self.cluster.receive(_TICK_SECONDS)
         self.listened = time.monotonic()
         for message in messages:
@@ -156,204 +161,182 @@ class _Engine:
                 _, self.nodes, self.dashboard = message
             elif message[0] == "nodes":
                 self.nodes = message[1]
-            elif flight := self.flying.get(message[0]):
-                flight.heard = time.monotonic()
-                number, kind, *payload = message
-                getattr(self, f"_on_{kind}")(number, flight, *payload)
+            elif task := self.tasks.get(message[0]):
+                task.heard = time.monotonic()
+                _, kind, *payload = message
+                getattr(self, f"_on_{kind}")(task, *payload)
         if self.nodes is not None:
-            self._submit_more()
+            self._submit_more(self.nodes)
             now = time.monotonic()
-            for flight in self.flying.values():  # not silent while this process didn't listen, as a store kept it busy
-                flight.heard = min(now, flight.heard + now - self.listened)
-                flight.stepped = min(now, flight.stepped + now - self.listened)
+            for task in self.tasks.values():  # not silent while this process didn't listen because of a slow store
+                task.heard = min(now, task.heard + now - self.listened)
+                task.stepped = min(now, task.stepped + now - self.listened)
             self._watch()
 
-    def _submit_more(self) -> None:
-        assert self.nodes is not None, "the caller has looked"
+    def _submit_more(self, nodes: Sequence[Node]) -> None:
         if time.monotonic() < self.claims_from:
             return
-        if self.waiting and (lack := self.shares.lack(self.nodes)):
-            self._say_once(lack)
+        if self.waiting and (lack := self.shares.lack(nodes)):
+            self._print_once(lack)
         elsewhere = []
-        while self.waiting and not self.is_stopping and len(self.flying) < self.shares.room(self.nodes):
+        while self.waiting and not self.is_stopping and len(self.tasks) < self.shares.room(nodes):
             group = self.waiting.popleft()
-            if not self._submit(group):
+            if not self._submit(group, nodes):
                 elsewhere.append(group)
         if elsewhere:
             self.waiting.extend(elsewhere)
             self.claims_from = time.monotonic() + self.store.poll_seconds
 
-    def _submit(self, group: Group) -> bool:
-        """Claim a group and submit it; False if another process holds it."""
+    def _submit(self, group: Group, nodes: Sequence[Node]) -> bool:
+        """Claim a group and submit it; return False if another process holds it."""
         if group.is_published(self.store):
             self.report(Event(kind="elsewhere", label=group.label))
             return True
-        lease = self.leases.claim(*group.run_keys)
+        lease = claim_group(group, self.leases, self.holders, self.report)
         if lease is None:
-            holder = self.leases.holder(*group.run_keys)
-            if holder is not None and self.told.get(group.label) != holder.owner:
-                self.told[group.label] = holder.owner
-                self.report(Event(kind="waiting", label=group.label, message=str(holder), owner=holder.owner))
             return False
-        kept = ExitStack()
-        lost = kept.enter_context(self.leases.kept_alive(lease))
+        kept_alive = ExitStack()
+        lease_lost = kept_alive.enter_context(self.leases.kept_alive(lease))
         self.number += 1
-        published = frozenset(key for key in group.run_keys if self.store.has(key))
-        is_alone = group.label in self.alone
-        flight = _Flight(group, lease, lost, kept, is_alone, time.monotonic())
-        self.flying[self.number] = flight
-        share, flight.device, threads = self.shares.of(group, self.nodes or [], is_alone=is_alone)
+        task = _Task(self.number, group, lease, lease_lost, kept_alive, group.label in self.alone)
+        self.tasks[task.number] = task
+        share, task.device, threads = self.shares.of(group, nodes, is_alone=task.is_alone)
         works = [*group.run_keys, *([stack_id(group.specs)] if group.is_stack else [])]
         names = [f"{work}/{STATE}" for work in works] if isinstance(self.store, RunStore) else []
         states = {name: self.store.scratch.load(name) for name in names}
-        ask = TaskRequest(
-            label=group.label,
-            specs=group.specs,
-            is_stack=group.is_stack,
-            published=published,
-            data=group.data.absolute(),
-            device=flight.device,
+        request = TaskRequest(
+            group=replace(group, data=group.data.absolute()),
+            published=frozenset(key for key in group.run_keys if self.store.has(key)),
+            device=task.device,
             threads=threads,
             store=self.store if isinstance(self.store, ObjectStore) else None,
             states={name: content for name, content in states.items() if content is not None},
         )
-        self.cluster.send("submit", self.number, ask, share)
+        self.cluster.send("submit", task.number, request, share)
         return True
 
-    def _on_placed(self, number: int, flight: _Flight, host: str, pid: int) -> None:
-        flight.node, flight.host = host, f"process {pid} on {host}"
-        flight.stepped = flight.heard
+    def _on_placed(self, task: _Task, host: str, pid: int) -> None:
+        task.node, task.process = host, f"process {pid} on {host}"
+        task.stepped = task.heard
 
-    def _on_shut_out(self, number: int, flight: _Flight, message: str) -> None:
+    def _on_store_refused(self, task: _Task, message: str) -> None:
         """Stop all trainings: every group that Ray places on this node would fail there."""
-        self.leases.close(flight.lease, None)
-        self.shut_out = (
-            f"node {flight.node} can't use the store: {message}; a node has the environment of its `ray start`: export "
-            f"the keys on {flight.node}, then `ray stop` and `ray start` there again"
+        self.leases.close(task.lease, None)
+        self.store_refused = (
+            f"node {task.node} can't use the store: {message}; a node has the environment of its `ray start`: export "
+            f"the keys on {task.node}, then `ray stop` and `ray start` there again"
         )
 
-    def _on_started(self, number: int, flight: _Flight, runs: int, device_bytes: int | None) -> None:
+    def _on_started(self, task: _Task, runs: int, device_bytes: int | None) -> None:
         self.shares.learn_device(device_bytes)
-        self.report(
-            Event(
-                kind="started",
-                label=flight.group.label,
-                runs=runs,
-                device=flight.device,
-                node=flight.node,
-                dashboard=self.dashboard,
-            )
-        )
+        self._report(task, "started", runs=runs, device=task.device, node=task.node, dashboard=self.dashboard)
 
-    def _on_beat(self, number: int, flight: _Flight, steps: int) -> None:
-        if steps != flight.steps:
-            flight.longest = max(flight.longest, flight.heard - flight.stepped)
-            flight.steps, flight.stepped = steps, flight.heard
+    def _on_beat(self, task: _Task, steps: int) -> None:
+        if steps != task.steps:
+            task.longest_step = max(task.longest_step, task.heard - task.stepped)
+            task.steps, task.stepped = steps, task.heard
 
-    def _on_progress(self, number: int, flight: _Flight, progress: dict[str, Any]) -> None:
-        flight.stepped = flight.heard
-        self.report(Event(kind="progress", label=flight.group.label, progress=progress))
+    def _on_progress(self, task: _Task, progress: dict[str, Any]) -> None:
+        task.stepped = task.heard
+        self._report(task, "progress", progress=progress)
 
-    def _on_saved(self, number: int, flight: _Flight, name: str, content: bytes) -> None:
-        if flight.lost.is_set():
+    def _on_saved(self, task: _Task, name: str, content: bytes) -> None:
+        if task.lease_lost.is_set():
             return
         try:
             self.store.scratch.save(name, content)
-        except OSError as error:  # a full disk: it trains on, and a later state may find room
-            print(f"{flight.group.label}: its state isn't kept now ({describe_fault(error)})", file=sys.stderr)
+        except OSError as error:  # a full disk: training continues, and a later state may be saved
+            print(f"{task.group.label}: its state can't be saved now ({describe_fault(error)})", file=sys.stderr)
         else:
-            self.losses.pop(flight.group.label, None)
+            self.losses.pop(task.group.label, None)
 
-    def _on_dropped(self, number: int, flight: _Flight, work: str) -> None:
+    def _on_dropped(self, task: _Task, work: str) -> None:
         self.store.scratch.drop(work)
 
-    def _on_trained(self, number: int, flight: _Flight, outcomes: Mapping[str, Mapping[str, bytes]], work: str) -> None:
-        label = flight.group.label
+    def _on_trained(self, task: _Task, outcomes: Mapping[str, Mapping[str, bytes]], work: str) -> None:
         try:
-            publish(outcomes, work, flight.lease, self.leases, self.store)
+            publish(outcomes, work, task.lease, self.leases, self.store)
         except LeaseLost as taken_over:
-            self.report(Event(kind="elsewhere", label=label, message=str(taken_over)))
-        except Exception as error:  # noqa: BLE001  (one run's fault must not hold up the rest; the report tells it)
-            self._fail(flight, [*outcomes], *describe_failure(error))
+            self._report(task, "elsewhere", str(taken_over))
+        except Exception as error:  # noqa: BLE001  (one run's fault must not stop the others; it is reported)
+            self._fail(task, [*outcomes], *describe_failure(error))
         else:
-            self.shares.learn(flight.group, outcomes)
-            self.report(Event(kind="finished", label=label))
+            self.shares.learn(task.group, outcomes)
+            self._report(task, "finished")
 
-    def _on_stopped(self, number: int, flight: _Flight, keys: list[str], message: str) -> None:
-        if flight.lost.is_set():
-            self.report(Event(kind="elsewhere", label=flight.group.label, message="(taken over)"))
+    def _on_stopped(self, task: _Task, keys: list[str], message: str) -> None:
+        if task.lease_lost.is_set():
+            self._report(task, "elsewhere", "(taken over)")
         else:
-            self.leases.close(flight.lease, "stopped", message, keys)
-            self.report(Event(kind="stopped", label=flight.group.label, message=message))
+            self.leases.close(task.lease, "stopped", message, keys)
+            self._report(task, "stopped", message)
 
-    def _on_failed(self, number: int, flight: _Flight, keys: list[str], end: End, message: str) -> None:
-        if end == "memory" and not flight.is_alone:
-            self.alone.add(flight.group.label)
-            self.leases.close(flight.lease, end, message, keys)
-            self.report(Event(kind="memory", label=flight.group.label, message=message))
+    def _on_failed(self, task: _Task, keys: list[str], end: End, message: str) -> None:
+        if end == "memory" and not task.is_alone:
+            self.alone.add(task.group.label)
+            self.leases.close(task.lease, end, message, keys)
+            self._report(task, "memory", message)
         else:
-            self._fail(flight, keys, end, message)
+            self._fail(task, keys, end, message)
 
-    def _fail(self, flight: _Flight, keys: Sequence[str], end: End, message: str) -> None:
-        self.leases.close(flight.lease, end, message.strip().splitlines()[-1], keys)
-        self.report(Event(kind="failed", label=flight.group.label, message=message))
+    def _fail(self, task: _Task, keys: Sequence[str], end: End, message: str) -> None:
+        self.leases.close(task.lease, end, message.strip().splitlines()[-1], keys)
+        self._report(task, "failed", message)
 
-    def _on_ended(self, number: int, flight: _Flight, reason: str) -> None:
-        """The task is over: by itself, or with its process."""
+    def _on_ended(self, task: _Task, reason: str) -> None:
+        """Handle the end of a task, which returned or whose process is gone."""
         if reason == SHORT_OF_MEMORY:
-            self.alone.add(flight.group.label)
-        if flight.killed or (reason and flight.cancelled is None):
-            self._lose(number, flight, flight.killed or reason)
+            self.alone.add(task.group.label)
+        if task.killed or (reason and task.cancelled is None):
+            self._lose(task, task.killed or reason)
             return
-        if not flight.host:
-            self.leases.close(flight.lease, None)  # it never began
-        self._land(number, flight)
-        if flight.lost.is_set() or (flight.group.label in self.alone and not flight.is_alone):
-            self.waiting.appendleft(flight.group)
+        if not task.process:
+            self.leases.close(task.lease, None)  # it never began
+        self._forget(task)
+        if task.lease_lost.is_set() or (task.group.label in self.alone and not task.is_alone):
+            self.waiting.appendleft(task.group)
 
-    def _lose(self, number: int, flight: _Flight, reason: str) -> None:
-        group, where = flight.group, f", {flight.host}" if flight.host else ""
-        if group.is_published(self.store):  # it had told all
-            self._land(number, flight)
+    def _lose(self, task: _Task, reason: str) -> None:
+        group, where = task.group, f", {task.process}" if task.process else ""
+        if group.is_published(self.store):  # it had sent everything
+            self._forget(task)
             return
-        self.leases.close(flight.lease, "lost" if flight.host else None, f"{reason}{where}")
-        self._land(number, flight)
+        self.leases.close(task.lease, "lost" if task.process else None, f"{reason}{where}")
+        self._forget(task)
         self.losses[group.label] = self.losses.get(group.label, 0) + 1
         if self.losses[group.label] >= _MOST_LOSSES:
             message = f"lost {_MOST_LOSSES} times without a new state in between, the last time because {reason}{where}"
-            self.report(Event(kind="failed", label=group.label, message=message))
+            self._report(task, "failed", message)
         else:
-            self.report(Event(kind="lost", label=group.label, message=f"{reason}{where}"))
+            self._report(task, "lost", f"{reason}{where}")
             self.waiting.appendleft(group)
 
     def _lose_all(self, reason: str) -> None:
-        for number, flight in [*self.flying.items()]:
-            self.losses.pop(flight.group.label, None)  # no fault of the group
-            self._lose(number, flight, reason)
+        for task in [*self.tasks.values()]:
+            self.losses.pop(task.group.label, None)  # not the group's fault
+            self._lose(task, reason)
         self.nodes = None
 
-    def _land(self, number: int, flight: _Flight) -> None:
-        del self.flying[number]
-        flight.kept.close()
+    def _forget(self, task: _Task) -> None:
+        del self.tasks[task.number]
+        task.kept_alive.close()
 
     def _watch(self) -> None:
         now = time.monotonic()
-        if now - self.asked > 5.0:
-            self.asked = now
+        if now - self.nodes_requested > 5.0:
+            self.nodes_requested = now
             self.cluster.send("nodes")
-        for number, flight in [*self.flying.items()]:
-            if (self.is_stopping or flight.lost.is_set()) and flight.cancelled is None:
-                flight.cancelled = now
-                self.cluster.send("cancel", number, False)
-            if flight.killed or not flight.host:
+        for task in [*self.tasks.values()]:
+            if (self.is_stopping or task.lease_lost.is_set()) and task.cancelled is None:
+                task.cancelled = now
+                self.cluster.send("cancel", task.number, False)
+            if task.killed or not task.process:
                 continue
-            if flight.cancelled is not None and now - flight.cancelled > PATIENCE.stopping:
-                self._kill(number, flight, f"it didn't stop within {PATIENCE.stopping:.0f} s")
-            elif now - flight.heard > PATIENCE.silent:
-                self._kill(number, flight, f"no sign of life for {PATIENCE.silent:.0f} s")
-            elif now - flight.stepped > (limit := max(PATIENCE.stuck, 20 * flight.longest)):
-                self._kill(number, flight, f"it took no step for {limit:.0f} s")
-
-    def _kill(self, number: int, flight: _Flight, reason: str) -> None:
-        flight.killed = reason
-        self.cluster.send("cancel", number, True)
+            if task.cancelled is not None and now - task.cancelled > TIMEOUTS.stopping:
+                task.killed = f"it didn't stop within {TIMEOUTS.stopping:.0f} s"
+            elif now - task.heard > TIMEOUTS.silent:
+                task.killed = f"no sign of life for {TIMEOUTS.silent:.0f} s"
+            elif now - task.stepped > (limit := max(TIMEOUTS.stuck, 20 * task.longest_step)):
+                task.killed = f"it took no step for {limit:.0f} s"
+            if task.killed:
+                self.cluster.send("cancel", task.number, True)

@@ -1,10 +1,8 @@
-"""One group's training on a node of a Ray cluster: what the engine asks, and what the node tells it meanwhile.
+"""Trains one group on a node of a Ray cluster, and sends messages to the engine that submitted it.
 
-A node sees neither the run store's folder nor the clone.  It gets packed data by their digest, resume states with what
-it is asked or from the store by URL, and the code from a copy of `stages/`, which it compares with the run key first.
-It publishes nothing: outcomes go to the process that asked, which holds the lease.
-
-Either way the content is read and its digest compared before anything trains on it.
+A node sees neither the run store's folder nor the clone.  It gets packed data by their digest, resume states with the
+request or from the store by URL, and the code as a copy of `stages/`, which it first compares with the run key.
+It publishes nothing: outcomes go to the submitter, which holds the lease.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,145 +27,131 @@ import numpy as np
 
 from stages.datasets.packed import PackedDataError, digest_packed, read_info
 from stages.faults import on_signal
-from stages.run import RunSpec
 from stages.runs.fingerprint import changed_modules
 from stages.runs.object_store import ObjectStore, StoreFault
 from stages.runs.store import FolderScratch, Scratch, locked
+from stages.scheduling.engine.groups import Group
 from stages.scheduling.engine.leases import describe_failure
 
 _WORKER = "stages.worker"
 _BEAT_SECONDS = 5.0
-_UNHEARD_SECONDS = 60.0
-"""As long as a lease lives: who can't be told for longer may have a successor."""
+_UNREACHABLE_SECONDS = 60.0
+"""Lifetime of a lease: after that, another process may have taken over from a submitter that is out of reach."""
 _PROGRESS_SECONDS = 0.5
 
-Tell = Callable[..., None]
+Send = Callable[..., None]
 """Sends `(kind, *payload)` to the submitter, and returns when it was received.
 
 Raises:
-    Unheard: it can't be reached.
+    SubmitterGone: it can't be reached.
 """
 
 
-class Unheard(RuntimeError):
-    """Whoever asked for the training is gone, or out of reach for longer than its lease lives."""
+class SubmitterGone(RuntimeError):
+    """The submitter is gone, or out of reach for longer than its lease lives."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRequest:
     """A group to train.
 
-    `published`: run keys of the group that have an outcome.  `store`: the store by URL, or None; then `states` has the
-    files of the scratch, and saved ones are told.
+    `published` has the group's run keys that already have an outcome.  `store` is the store by URL.  If it is None,
+    `states` has the files of the scratch, and the node sends new states back.
     """
 
-    label: str
-    specs: tuple[RunSpec, ...]
-    is_stack: bool
+    group: Group
     published: frozenset[str]
-    data: Path
     device: str
     threads: int
     store: ObjectStore | None
     states: Mapping[str, bytes]
 
 
-def train_group(ask: TaskRequest, tell: Tell, packed: Packed | None) -> None:
-    """Train what `ask` names, in this process's main thread; tells its start, progress, outcomes and end.
+def train_group(request: TaskRequest, send: Send, packed: Packed | None) -> None:
+    """Train the group in this process's main thread, and send its start, progress, outcomes and end.
 
-    A KeyboardInterrupt, which is how Ray cancels, is a wish to stop: the state is saved first.
+    Ray cancels a task by a KeyboardInterrupt; the training then saves its state and stops.
     """
     stop = threading.Event()
-    told = _Progress(tell)
-    with on_signal(signal.SIGINT, stop.set), _beating(tell, told, stop):
+    progress = _Progress(send)
+    with on_signal(signal.SIGINT, stop.set), _beating(send, progress, stop):
         try:
-            _train(ask, tell, told, packed, stop)
-        except Unheard:
+            _train(request, send, progress, packed, stop)
+        except SubmitterGone:
             raise
-        except Exception as error:  # noqa: BLE001  (it is told, and the engine decides)
-            end, message = describe_failure(error)
-            tell("failed", [spec.run_key for spec in ask.specs], end, message)
+        except Exception as error:  # noqa: BLE001  (it is sent, and the engine decides)
+            send("failed", request.group.run_keys, *describe_failure(error))
 
 
-def _train(ask: TaskRequest, tell: Tell, told: _Progress, packed: Packed | None, stop: threading.Event) -> None:
-    tell("placed", socket.gethostname(), os.getpid())
-    if ask.store is not None:
+def _train(request: TaskRequest, send: Send, progress: _Progress, packed: Packed | None, stop: threading.Event) -> None:
+    send("placed", socket.gethostname(), os.getpid())
+    if request.store is not None:
         try:
-            ask.store.bucket.check()
+            request.store.bucket.check()
         except StoreFault as fault:
-            tell("shut_out", str(fault))
+            send("store_refused", str(fault))
             return
-    for spec in ask.specs:
-        refuse_other_code(spec)
-    data = place(ask.data, ask.specs[0].data_digest, packed)
+    group, device = request.group, request.device
+    for spec in group.specs:
+        if changed := changed_modules(spec.to_dict()):
+            raise ValueError(
+                f"run {spec.run_key[:12]} asks for other code than {socket.gethostname()} has ({', '.join(changed)}): "
+                "nothing is trained; if it was edited meanwhile, the next dvc repro trains it"
+            )
+    data = place(group.data, group.specs[0].data_digest, packed)
     torch = importlib.import_module("torch")
-    torch.set_num_threads(ask.threads)
+    torch.set_num_threads(request.threads)
     worker = importlib.import_module(_WORKER)
-    is_stack = ask.is_stack and worker.can_stack(ask.device)
-    has_gpu = ask.device.startswith("cuda") and torch.cuda.is_available()
-    on_device = torch.cuda.get_device_properties(0).total_memory if has_gpu else None
-    tell("started", len(ask.specs) if is_stack else 1, on_device)
-    missing = [spec for spec in ask.specs if spec.run_key not in ask.published]
-    for specs in [ask.specs] if is_stack else [(spec,) for spec in missing]:
-        jobs = [worker.Job(spec=spec, data=data, device=ask.device) for spec in specs]
+    is_stack = group.is_stack and worker.can_stack(device)
+    has_gpu = device.startswith("cuda") and torch.cuda.is_available()
+    device_bytes = torch.cuda.get_device_properties(0).total_memory if has_gpu else None
+    send("started", len(group.specs) if is_stack else 1, device_bytes)
+    missing = [spec for spec in group.specs if spec.run_key not in request.published]
+    for specs in [group.specs] if is_stack else [(spec,) for spec in missing]:
+        jobs = [worker.Job(spec=spec, data=data, device=device) for spec in specs]
         keys = [spec.run_key for spec in specs]
+        train = partial(worker.train_stack, jobs, published=request.published)
+        if not is_stack:
+            train = partial(worker.train_run, *jobs)
         try:
-            with _scratch(ask, told) as scratch:
-                if is_stack:
-                    trained = worker.train_stack(
-                        jobs, scratch, published=ask.published, progress=told, should_stop=stop.is_set
-                    )
-                else:
-                    trained = worker.train_run(*jobs, scratch, progress=told, should_stop=stop.is_set)
+            with _scratch(request, progress) as scratch:
+                trained = train(scratch=scratch, progress=progress, should_stop=stop.is_set)
         except worker.TrainingStopped as stopped:
-            tell("stopped", keys, str(stopped))
+            send("stopped", keys, str(stopped))
             return
-        except Unheard:
+        except SubmitterGone:
             raise
-        except Exception as error:  # noqa: BLE001  (one run's fault must not hold up the rest)
-            tell("failed", keys, *describe_failure(error))
+        except Exception as error:  # noqa: BLE001  (one run's fault must not stop the others)
+            send("failed", keys, *describe_failure(error))
         else:
-            tell("trained", trained.outcomes, trained.work)  # as plain values: who takes them in has no torch
+            send("trained", trained.outcomes, trained.work)  # plain values, because the receiver has no torch
 
 
 @contextmanager
-def _scratch(ask: TaskRequest, told: _Progress) -> Iterator[Scratch]:
-    """The group's states: in the store, or in a folder of this node from which `told` passes them on."""
-    if ask.store is not None:
-        yield ask.store.scratch
+def _scratch(request: TaskRequest, progress: _Progress) -> Iterator[Scratch]:
+    """Yield the store's scratch, or a folder of this node from which `progress` sends the states."""
+    if request.store is not None:
+        yield request.store.scratch
         return
     with TemporaryDirectory(prefix="claimcheck-states-") as folder:
         scratch = FolderScratch(Path(folder))
-        for name, content in ask.states.items():
+        for name, content in request.states.items():
             scratch.save(name, content)
-        told.watch(scratch)
+        progress.watch(scratch)
         try:
             yield scratch
         finally:
-            told.pass_on_states()
-
-
-def refuse_other_code(spec: RunSpec) -> None:
-    """Refuse to train with other code on this node than the run's key names.
-
-    Raises:
-        ValueError: a module differs, is missing or is one too many.
-    """
-    if changed := changed_modules(spec.to_dict()):
-        raise ValueError(
-            f"run {spec.run_key[:12]} asks for other code than {socket.gethostname()} has ({', '.join(changed)}): "
-            "nothing is trained; if it was edited meanwhile, the next dvc repro trains it"
-        )
+            progress.send_states()
 
 
 class _Progress:
-    """Passes on a training's progress and changed states, at the ends of epochs and twice a second; counts every step.
+    """Sends a training's progress and changed states at the ends of epochs and twice a second; counts every step.
 
-    Other processes of this node may have saved the states, so their folder is looked through.
+    Other processes of this node may save states, too, so changes are looked for in their folder.
     """
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell, self._next = tell, 0.0
+    def __init__(self, send: Send) -> None:
+        self._send, self._next = send, 0.0
         self._scratch: FolderScratch | None = None
         self._known: dict[str, tuple[int, int]] = {}
         self.steps = 0
@@ -177,38 +161,38 @@ class _Progress:
         is_end_of_epoch = progress.step * progress.epochs % progress.total_steps == 0
         if is_end_of_epoch or time.monotonic() >= self._next:
             self._next = time.monotonic() + _PROGRESS_SECONDS
-            with suppress(Unheard):
-                self._tell("progress", dict(vars(progress)))
-            self.pass_on_states()
+            with suppress(SubmitterGone):
+                self._send("progress", dict(vars(progress)))
+            self.send_states()
 
     def watch(self, scratch: FolderScratch) -> None:
-        """Pass on what changes in `scratch` from now on."""
+        """Send what changes in `scratch` from now on."""
         self._scratch, self._known = scratch, _files_in(scratch)
 
-    def pass_on_states(self) -> None:
-        """Tell what was saved or dropped since the last call."""
+    def send_states(self) -> None:
+        """Send what was saved or dropped since the last call."""
         if self._scratch is None:
             return
         found = _files_in(self._scratch)
-        with suppress(Unheard):  # a later one may arrive
+        with suppress(SubmitterGone):  # a later state may arrive
             for name in [name for name, change in found.items() if self._known.get(name) != change]:
-                self._tell("saved", name, self._scratch.load(name))
+                self._send("saved", name, self._scratch.load(name))
             for work in {name.partition("/")[0] for name in self._known.keys() - found.keys()}:
-                self._tell("dropped", work)
+                self._send("dropped", work)
         self._known = found
 
 
 def _files_in(scratch: FolderScratch) -> dict[str, tuple[int, int]]:
-    """Identity and time of each file by its name in the scratch; a dot begins one that is being written."""
+    """Return inode and time of each file by its name in the scratch, except of files that are being written."""
     files = {f"{path.parent.name}/{path.name}": path.stat() for path in scratch.root.glob("*/[!.]*")}
     return {name: (file.st_ino, file.st_mtime_ns) for name, file in files.items()}
 
 
 @contextmanager
-def _beating(tell: Tell, told: _Progress, stop: threading.Event) -> Iterator[None]:
-    """Report from a thread that this process lives and how many steps it took; stop the training if no report arrives.
+def _beating(send: Send, progress: _Progress, stop: threading.Event) -> Iterator[None]:
+    """Send a heartbeat with the number of steps from a thread; stop the training if none arrives.
 
-    A stopped process reports nothing; one whose training hangs repeats the same number.
+    A dead process sends nothing; one whose training hangs repeats the same number.
     """
     finished = threading.Event()
 
@@ -216,10 +200,10 @@ def _beating(tell: Tell, told: _Progress, stop: threading.Event) -> Iterator[Non
         heard = time.monotonic()
         while not finished.wait(_BEAT_SECONDS):
             try:
-                tell("beat", told.steps)
+                send("beat", progress.steps)
                 heard = time.monotonic()
-            except Unheard:
-                if time.monotonic() - heard > _UNHEARD_SECONDS:
+            except SubmitterGone:
+                if time.monotonic() - heard > _UNREACHABLE_SECONDS:
                     stop.set()
 
     thread = threading.Thread(target=beat, name="beat", daemon=True)
@@ -232,19 +216,21 @@ def _beating(tell: Tell, told: _Progress, stop: threading.Event) -> Iterator[Non
 
 
 Packed = Callable[[], Mapping[str, np.ndarray]]
-"""Brings the files of a packed set to this node: bytes, uint8 [N], by name."""
+"""Brings the files of a packed set to this node: their bytes, uint8 [N], by name."""
 
 
 def pack_files(folder: Path) -> dict[str, np.ndarray]:
-    """The files of a packed set as `Packed` brings them; mapped, so that one as large as memory can be passed on."""
+    """Return the files of a packed set as `Packed` brings them; mapped, because one may be as large as memory."""
     return {path.name: np.memmap(path, np.uint8, "r") for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def place(folder: Path, digest: str, packed: Packed | None) -> Path:
-    """A folder of this machine with the packed data of that digest: `folder` itself, or a copy of what `packed` brings.
+    """Return a folder of this machine with the packed data of that digest: `folder`, or a copy that `packed` brings.
+
+    All content is read and its digest compared.
 
     Raises:
-        PackedDataError: they are neither here nor brought, or what was brought is something else.
+        PackedDataError: the data are neither here nor sent, or other data were sent.
     """
     if _has(folder, digest):
         return folder
@@ -261,7 +247,7 @@ def place(folder: Path, digest: str, packed: Packed | None) -> Path:
                     raise PackedDataError(
                         f"what was sent as packed data {digest[:12]} has another content; nothing is trained"
                     )
-                shutil.rmtree(kept, ignore_errors=True)  # damaged, or half of it
+                shutil.rmtree(kept, ignore_errors=True)  # damaged or incomplete
                 os.rename(staged, kept)
             finally:
                 shutil.rmtree(staged, ignore_errors=True)
@@ -277,7 +263,7 @@ def _has(folder: Path, digest: str) -> bool:
 
 @cache
 def _digest_of(folder: Path, stamp: tuple[tuple[str, int, int], ...]) -> str | None:
-    """The digest of the content as it was at `stamp`: one process reads it once."""
+    """Return the digest of the content as it was at `stamp`, so that a process reads it only once."""
     try:
         info = read_info(folder)
         return info.digest if digest_packed(folder, info) == info.digest else None
