@@ -157,7 +157,7 @@ COMMANDS = {
         document=(
             "a list: `experiment`, `like`, `params`; or `claim`, `paper`, `place`, `kind`, `arm`, `baseline_arm`, "
             "`metric`, `statement`, `value`, `unit`, `qualifier`, `experiments`, `verdict` (`status`, "
-            "`explanation`, `ours`, `low`, `high`, …), `runs`, `deviations`"
+            "`explanation`, `ours`, `low`, `high`, …), `labs`, `pooled`, `runs`, `deviations`"
         ),
     ),
     "history": Command(

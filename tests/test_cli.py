@@ -171,7 +171,7 @@ SHAPES = {
             "unit",
             "qualifier",
         ),
-        *("experiments", "verdict", "runs", "deviations"),
+        *("experiments", "verdict", "labs", "pooled", "runs", "deviations"),
     },
     "status dac": {"papers", "trainings"},
     "next --budget 1min dac-sgemm": {"device", "budget_seconds", "seconds", "usd", "steps", "trained", "left"},

@@ -41,8 +41,11 @@ def linked_data(client: TestClient, address: str) -> dict[str, Any]:
 def test_decided_claim_is_a_review_for_search_engines(client: TestClient) -> None:
     review, claim = linked_data(client, GAIN), client.get(f"/api/v1{GAIN}").json()
     assert (review["@context"], review["@type"]) == ("https://schema.org", "ClaimReview")
-    assert (claim["verdict"]["status"], claim["verdict"]["size"]["status"]) == ("supported", "inconclusive")
-    assert review["reviewRating"]["alternateName"] == "holds, size open, at 5 and 8 layers, exploratory"
+    assert (claim["verdict"]["status"], claim["verdict"]["size"]["status"]) == (
+        "supported",
+        "undecidable at this margin",
+    )
+    assert review["reviewRating"]["alternateName"] == "holds, size open, at 18, 25 and 35 units, exploratory"
     assert review["reviewRating"]["ratingValue"] == review["reviewRating"]["bestRating"] - 1, "its size is open"
     part = linked_data(client, "/claims/dac.sgemm.crossover_low")["reviewRating"]
     assert part["ratingValue"] == part["bestRating"] - 1, "its statement covers four sizes only"
@@ -63,7 +66,7 @@ def test_claim_is_cited_with_verdict_and_digest(client: TestClient) -> None:
     entry, verdict = unescape(found[0]), client.get(f"/api/v1{GAIN}").json()["verdict"]
     assert entry.startswith("@misc{claimcheck-dac-sgemm-gain,")
     assert (
-        "falls by 0.25: holds, size open, at 5 and 8 layers, exploratory}}" in entry
+        "falls by 0.25: holds, size open, at 18, 25 and 35 units, exploratory}}" in entry
         and verdict["digest"][:12] in entry
         and "year = {2026}" in entry
     )
@@ -93,7 +96,7 @@ def test_cited_address_reports_a_changed_verdict(client: TestClient) -> None:
 
 def test_pairs_and_tables_have_the_same_numbers_as_compare(client: TestClient) -> None:
     pairs = client.get(f"/api/v1{GAIN}").json()["pairs"]
-    assert len(pairs) == 14
+    assert len(pairs) == 15
     for ours in (pair["ours"] for pair in pairs):
         assert list(ours) == ["value", "low", "high", "n"]
         assert ours["low"] < ours["value"] < ours["high"] and ours["n"] == 5
@@ -124,7 +127,7 @@ def test_badges_show_the_verdict_and_are_valid_svg(client: TestClient) -> None:
     assert answer.headers["content-type"] == "image/svg+xml"
     title = ElementTree.fromstring(answer.text).findtext("{http://www.w3.org/2000/svg}title")
     assert title is not None and re.fullmatch(
-        r"claim: holds, size open, at 5 and 8 layers, exploratory, n = 5, 2026-\d\d", title
+        r"claim: holds, size open, at 18, 25 and 35 units, exploratory, n = 5, 2026-\d\d", title
     )
     (counts,) = client.get("/api/v1/verdicts?paper=dac").json()["papers"]
     paper = client.get("/papers/dac/badge.svg").text

@@ -110,19 +110,20 @@ def test_claim_page_opens_with_the_result_for_the_part_that_ran(client: TestClie
     box = unescape(html[html.index('<div class="fidelity') :].partition("</div>")[0])
     verdict = client.get("/api/v1/claims/dac.sgemm.gain").json()["verdict"]
     scope = verdict["scope"]
-    assert (scope["ran"], scope["missing"], scope["pairs"], scope["planned_pairs"]) == ([5, 8], [6, 11, 16], 14, 35)
-    assert scope["whole_low"] < 0 < verdict["low"] < verdict["high"] < scope["whole_high"]
+    assert (scope["ran"], scope["missing"]) == ([18, 25, 35], [50, 71, 100, 141])
+    assert (scope["pairs"], scope["planned_pairs"]) == (15, 35)
+    assert 0 < scope["whole_low"] < verdict["low"] < verdict["high"] < scope["whole_high"]
     sentence = re.search(r"<strong>(.*?)</strong>", box)
     assert sentence is not None
     assert re.fullmatch(
-        r"At 5 and 8 layers DAC is better than its baseline by 0\.22\d* nats "
-        r"\(99\.98 % interval 0\.1\d* to 0\.2\d* nats; 14 of 35 pairs\)\.",
+        r"At 18, 25 and 35 units DAC is better than its baseline by 0\.19\d* nats "
+        r"\(99\.98 % interval 0\.1\d* to 0\.2\d* nats; 15 of 35 pairs\)\.",
         sentence[1],
     )
     limits = re.findall(r"<li>(.*?)</li>", box)
-    assert limits[0].endswith("so no gain at all is still possible.")
-    assert limits[1].startswith("Whether it is as large as the paper’s 0.25 nats is open: within the margin so far")
-    assert limits[2] == f"So “holds” applies only at 5 and 8 layers: {A_PART}."
+    assert limits[0].startswith("50, 71, 100 and 141 units are not all trained; for the whole grid")
+    assert limits[1].startswith("Whether it is as large as the paper’s 0.25 nats is open: 20 of 35 pairs")
+    assert limits[2] == f"So “holds” applies only at 18, 25 and 35 units: {A_PART}."
     assert re.search(r"“log of the test mean squared error, last epoch”: by that it is open .*8 pairs", limits[3])
     assert "We trained both models again" in box and verdict["explanation"] not in box.partition("<summary>")[0]
 
