@@ -48,18 +48,21 @@ def test_table_of_papers_agrees_with_the_verdicts(published: str) -> None:
         assert cells in line, (paper, cells)
 
 
-def test_documents_are_short() -> None:
+def test_documents_are_short_and_name_the_columns_of_tables() -> None:
     """Handwritten words: at most 10,000, plus 1,500 per paper."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("shape", REPOSITORY / ".ci" / "shape.py")
     assert spec is not None and spec.loader is not None
     spec.loader.exec_module(shape := module_from_spec(spec))
-    words = {
-        path.relative_to(REPOSITORY).as_posix(): shape.count_words(path.read_text())
+    texts = {
+        path.relative_to(REPOSITORY).as_posix(): path.read_text()
         for pattern in ("*.md", "docs/**/*.md", "data/*/README.md")
         for path in REPOSITORY.glob(pattern)
     }
+    unlabelled = re.compile(r"^\|(.*\|)? *\|.*\n\|[-:| ]+\|$", re.MULTILINE)
+    assert [name for name, text in texts.items() if unlabelled.search(text)] == [], "a table has a column without a name"
+    words = {name: shape.count_words(text) for name, text in texts.items()}
     of_papers = {name: words.pop(name) for name in list(words) if name.startswith(shape.PAPERS)}
     assert sum(number for name, number in words.items() if name not in shape.NO_DOCUMENTS) <= 10_000
     assert max(of_papers.values()) <= 1_500
