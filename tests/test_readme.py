@@ -61,7 +61,7 @@ def test_documents_are_short_and_name_the_columns_of_tables() -> None:
         for path in REPOSITORY.glob(pattern)
     }
     unlabelled = re.compile(r"^\|(.*\|)? *\|.*\n\|[-:| ]+\|$", re.MULTILINE)
-    assert [name for name, text in texts.items() if unlabelled.search(text)] == [], "a table has a column without a name"
+    assert [name for name, text in texts.items() if unlabelled.search(text)] == [], "a column without a name"
     words = {name: shape.count_words(text) for name, text in texts.items()}
     of_papers = {name: words.pop(name) for name in list(words) if name.startswith(shape.PAPERS)}
     assert sum(number for name, number in words.items() if name not in shape.NO_DOCUMENTS) <= 10_000
