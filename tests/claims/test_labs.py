@@ -49,9 +49,12 @@ def test_interval_of_equally_precise_labs_is_hartung_and_knapps() -> None:
 
 
 def test_labs_are_judged_at_planned_numbers_in_the_order_of_their_publication() -> None:
-    """The fourth lab waits for the fifth, whatever the order of the files."""
+    """The fourth lab to complete the plan waits for the fifth, whatever the order of the files."""
     three, four = gains(0.1, 0.11, 0.12), gains(0.1, 0.11, 0.12, -0.9)
     assert judge(LEAD, four[::-1]).verdict.low == judge(LEAD, three).verdict.low
+    early, *rest = lab("slow", "2026-03-01", local_vit=[0.5] * 5, ninformer=[0.9] * 5)
+    early = dataclasses.replace(early, origin=dataclasses.replace(ORIGIN, lab="slow", published="2025-12-01"))
+    assert judge(LEAD, [[early, *rest], *three]).verdict.low == judge(LEAD, three).verdict.low, "complete last"
     two = judge(LEAD, three[:2]).verdict
     assert (two.status, two.n, two.low) == (Status.UNRESOLVED, 2, None)
 

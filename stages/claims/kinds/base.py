@@ -243,7 +243,7 @@ class TrainedKind(Kind):
         return dataclasses.replace(self.by_results(verdict, sides, params), ours=ours, arms=arms)
 
     def judge_labs(self, facts: Facts) -> Judgement | None:
-        """Judge the claim by the means of the labs that completed the plan, in the order of their publication.
+        """Judge the claim by the means of the labs that completed the plan, in the order in which they did.
 
         Labs with the same seeds count once, because their means differ too little; a lab that waits for the next
         analysis doesn't count yet.  Returns None if the claim can't be judged so, or no lab has completed the plan.
@@ -265,8 +265,12 @@ class TrainedKind(Kind):
                 found.append(dataclasses.replace(sides, proposed=arms[0], baseline=arms[1] if arms[1:] else None))
         if not found:
             return None
-        found.sort(key=lambda lab: min(trial.origin.published if trial.origin else "" for trial in lab.trials))
-        for lab_samples in found:
+
+        def completed(lab: ClaimSamples) -> str:
+            planned = (trial for trial in lab.trials if trial.result.replicate < lab.proposed.n)
+            return max(trial.origin.published if trial.origin else "" for trial in planned)
+
+        for lab_samples in sorted(found, key=completed):
             own_seeds = {trial.result.spec["replicate"]["seed"] for trial in lab_samples.trials}
             if seeds.isdisjoint(own_seeds):
                 labs.append(lab_samples)
