@@ -231,7 +231,7 @@ def test_devices_of_a_shared_run_are_listed_individually(monkeypatch: pytest.Mon
     assert devices_of("cpu") == ("cpu",) and devices_of(TOGETHER) == ("cpu", "cpu")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert devices_of("cuda+cuda:1") == ("cuda:0", "cuda:1")
-    for wanted, why in [("cuda+cuda:0", "named once"), ("cpu+cuda:0", "all GPUs, or all cpu"), ("cpu+", "known: auto")]:
+    for wanted, why in [("cuda+cuda:0", "only once"), ("cpu+cuda:0", "all GPUs, or all cpu"), ("cpu+", "known: auto")]:
         with pytest.raises(ValueError, match=why):
             devices_of(wanted)
 
