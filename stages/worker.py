@@ -314,7 +314,7 @@ def _prepare(job: Job, *, is_stacked: bool = False) -> tuple[PackedInfo, torch.d
     if packages := {name: version for name, version in job.spec.code.items() if "==" in version}:
         environment["packages"] = packages  # those installed, or the run is refused
     TAKEN.clear()
-    if not is_short:  # the next run would touch all memory anew, which takes longer than a few steps
+    if not (is_short and info.provenance == "embedded"):  # a reset would take longer than a few steps
         reset_peak_memory(device)
     return info, device, _with_fast_paths(environment, canary.taken)
 

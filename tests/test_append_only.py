@@ -147,7 +147,9 @@ def test_clone_without_contents_of_the_record_is_refused(merged: Path, tmp_path:
     shutil.copytree(merged, tmp_path / "damaged")
     (tmp_path / "damaged" / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
     shutil.move(merged, tmp_path / "moved")
-    for name, words in (("partial", "lacks contents"), ("shallow", "this clone is shallow"), ("damaged", "damaged")):
+    (tmp_path / "archive").mkdir()
+    refused = {"partial": "lacks contents", "shallow": "this clone is shallow", "damaged": "damaged"}
+    for name, words in (refused | {"archive": "git history: git rev-parse: fatal: not a git repository"}).items():
         done = claimcheck("audit", cwd=tmp_path / name)
         assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
 

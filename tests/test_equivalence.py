@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from stages.ops.fast import cpp, dropout
 from stages.params.experiment import load_params, plan_runs
+from stages.proving import driver
 from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
 from stages.runs.equivalence import PATH, Equivalences, read_equivalences
 from stages.runs.evidence import EvidenceError, seal
@@ -219,6 +221,13 @@ CPU = {"device": "cpu", "threads": 1}
 def proven(*steps: dict[str, tuple[str | None, str | None]]) -> Equivalences:
     """One line per change, each proven on the path of `SPEC`."""
     return Equivalences([shown_same(SPEC.run_key, SPEC.to_dict(), step) for step in steps])
+
+
+def test_tree_older_than_fingerprints_fails_instead_of_lacking_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert driver.fingerprint("images", "stages.papers.none.no:Model", "adam") is None
+    monkeypatch.setitem(sys.modules, "stages.runs.fingerprint", None)
+    with pytest.raises(ModuleNotFoundError):
+        driver.fingerprint("images", "stages.papers.ninformer.vit:ViT", "adam")
 
 
 def test_chains_compare_whole_fingerprints() -> None:

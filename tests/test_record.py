@@ -387,7 +387,7 @@ def test_finding_is_stored_with_its_claim(root: Path) -> None:
 
 def test_finding_without_a_claim_is_refused(root: Path) -> None:
     write_finding(root, "ninformer.table9")
-    with pytest.raises(RecordError, match=r"findings.jsonl: no claim ninformer.table9 in data/claims.csv"):
+    with pytest.raises(RecordError, match=r"findings.jsonl, line 1: no claim ninformer.table9 in data/claims.csv"):
         record(root, DATABASE)
 
 

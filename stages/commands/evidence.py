@@ -243,7 +243,7 @@ def audit(options: argparse.Namespace) -> Answer:
     from stages.recording import append_only  # brings the database
 
     if words := refusal(Path()):
-        raise PublishError(f"needs the project's git history, and an archive has none ({words}); clone the project")
+        raise PublishError(f"needs the project's git history: {words}; if this is an archive, clone the project")
     if not is_full_clone(Path()):
         raise PublishError("this clone is shallow and lacks part of the record; first run: git fetch --unshallow")
     versions, retracted = append_only.read_versions(Path()), 0

@@ -71,13 +71,15 @@ class FindingLine(Finding):
 
 def read_findings(path: Path, claims: Sequence[ClaimLine], *, are_all: bool = True) -> dict[str, FindingLine]:
     """Read the findings by claim; none if `analyse` has not run.  `are_all`: no claim was left out."""
+    known = {claim.id for claim in claims}
     try:
-        findings = {finding.claim: finding for finding in read_lines(path, FindingLine)}
+        findings = read_lines(path, FindingLine)
     except EvidenceError as error:
         raise RecordError(f"{error}; run `python -m stages.analyse`") from None
-    if are_all and (unknown := findings.keys() - {claim.id for claim in claims}):
-        raise RecordError(f"{path}: no claim {min(unknown)} in data/claims.csv")
-    return findings
+    for number, finding in enumerate(findings, start=1):
+        if are_all and finding.claim not in known:
+            raise RecordError(f"{path}, line {number}: no claim {finding.claim} in data/claims.csv")
+    return {finding.claim: finding for finding in findings}
 
 
 def read_hours(path: Path) -> dict[str, dict[str, float]]:

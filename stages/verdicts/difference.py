@@ -33,7 +33,7 @@ import numpy as np
 from stages.rules import Rules
 from stages.verdicts.grid_part import GridPart
 from stages.verdicts.intervals import (
-    Interval,
+    IntervalEstimate,
     Numbers,
     by_margin,
     chance_below,
@@ -200,7 +200,7 @@ def _of_part(part: GridPart, gain: MeanEstimate, sign: Verdict, alpha: float) ->
     half = part.half_width_of_whole(gain.at(gain.n), sign.n, alpha)
     scope, of_whole = part.scope(), "They may differ by any amount, so nothing is said of the whole grid."
     if math.isfinite(half):
-        _, low, high, confidence = whole = Interval.around(gain.mean, half, alpha)
+        _, low, high, confidence = whole = IntervalEstimate.around(gain.mean, half, alpha)
         scope = dataclasses.replace(scope, whole_low=low, whole_high=high, whole_confidence=confidence)
         of_whole = f"Of the whole grid, as if these were drawn from it: {with_interval(*whole)}."
     return dataclasses.replace(sign, scope=scope, explanation=f"{sign.explanation} {part.describe()} {of_whole}")
@@ -360,7 +360,7 @@ def judge_comparable(
     if status is Status.UNRESOLVED and gain.s2 and not n_diverged:
         expected = expected_replicates(decides, n, looks)
     half, alpha = (halves[1], outside) if status is Status.REVERSED else (halves[0], within)
-    interval = Interval.around(gain.mean, half, alpha)
+    interval = IntervalEstimate.around(gain.mean, half, alpha)
     verdict = Verdict(
         status=status,
         explanation=f"{with_interval(*interval, claim.margin)}: {reason}",

@@ -27,7 +27,7 @@ import scipy
 
 from stages.rules import Rules
 from stages.verdicts.intervals import (
-    Interval,
+    IntervalEstimate,
     Numbers,
     combine,
     half_width,
@@ -107,7 +107,7 @@ def judge_table(orders: Sequence[PrintedOrder], rules: Rules) -> TableSentence:
     if abs(gain) > half > 0 and printed:
         status = Status.SUPPORTED if gain * printed > 0 else Status.REVERSED
     differences = measure_heterogeneity([order.verdict for order in measured])
-    interval = Interval.around(gain, half, alpha)
+    interval = IntervalEstimate.around(gain, half, alpha)
     where = f"{of} on {len(datasets)} data set{'s' if len(datasets) > 1 else ''}"
     differ = "They differ by no more than chance." if differences else ""
     if differences and differences.tau:

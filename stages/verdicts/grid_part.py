@@ -36,7 +36,7 @@ import scipy
 
 from stages.rules import Rules
 from stages.verdicts.intervals import (
-    Interval,
+    IntervalEstimate,
     Numbers,
     by_margin,
     combine,
@@ -307,7 +307,7 @@ def _judge(
         reason = "within"
     spread = max(by_level.values()) - min(by_level.values())
     used = outer if status is Status.NOT_REPRODUCED else inner
-    interval = Interval(spread, least[used], largest[used], 1 - 2 * used)
+    interval = IntervalEstimate(spread, least[used], largest[used], 1 - 2 * used)
     half = float(t_quantile(gains.df, outer / len(by_level))) * gains.variance**0.5
     outside = [str(at) for at, gain in by_level.items() if abs(gain - claim.gain) - half > claim.margin]
     beyond = f"; wholly outside {claim.gain:g} ± {claim.margin:g}: {', '.join(outside)}" if outside else ""

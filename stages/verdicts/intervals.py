@@ -220,7 +220,7 @@ def in_percent(confidence: float) -> str:
     return f"{100 * confidence:.{digits}f}".removesuffix(".0") + " %"
 
 
-class Interval(NamedTuple):
+class IntervalEstimate(NamedTuple):
     """An estimate with its interval; the names are those of a verdict's fields."""
 
     estimate: float
@@ -229,7 +229,7 @@ class Interval(NamedTuple):
     confidence: float
 
     @classmethod
-    def around(cls, estimate: float, half: float, alpha: float) -> Interval:
+    def around(cls, estimate: float, half: float, alpha: float) -> IntervalEstimate:
         """Return the interval that errs with probability alpha on each side."""
         return cls(estimate, estimate - half, estimate + half, 1 - 2 * alpha)
 

@@ -22,7 +22,7 @@ import scipy
 
 from stages.rules import Rules
 from stages.verdicts.difference import GainClaim
-from stages.verdicts.intervals import Interval, by_margin, signed, wilson, with_interval
+from stages.verdicts.intervals import IntervalEstimate, by_margin, signed, wilson, with_interval
 from stages.verdicts.verdict import Sample, Status, Verdict
 
 
@@ -172,7 +172,7 @@ def judge_proportion(
     status = status_at(margin)
     is_off = status is Status.NOT_REPRODUCED
     confidence = 1 - (rules.alpha_outside if is_off else 2 * rules.alpha_within)
-    interval = Interval(difference, *(outer if is_off else inner), confidence)
+    interval = IntervalEstimate(difference, *(outer if is_off else inner), confidence)
     return Verdict(
         status=status,
         explanation=f"Ours {ours[0]} of {ours[1]} − the paper's {claimed[0]} of {claimed[1]} = "

@@ -29,7 +29,7 @@ import scipy
 from stages.rules import Rules
 from stages.verdicts.intervals import (
     NEVER,
-    Interval,
+    IntervalEstimate,
     Looks,
     Numbers,
     by_margin,
@@ -248,7 +248,7 @@ def judge_equivalence(
     is_off = status is Status.NOT_REPRODUCED
     alpha = outer_level if is_off else inner_level
     below, above = (half(margin, spread.n, alpha, side if is_off else end) for end in (-1.0, 1.0))
-    interval = Interval(difference, float(difference - below), float(difference + above), 1 - 2 * alpha)
+    interval = IntervalEstimate(difference, float(difference - below), float(difference + above), 1 - 2 * alpha)
     return Verdict(
         status=status,
         explanation=f"{with_interval(*interval, margin)}: {reason}",
@@ -396,7 +396,7 @@ def decide_sign(
         status, reason = Status.SUPPORTED, f"{side}, as claimed"
     else:
         status, reason = Status.REVERSED, f"{side}, not {claimed} as claimed"
-    interval = Interval.around(mean, half, alpha)
+    interval = IntervalEstimate.around(mean, half, alpha)
     p = float(2 * scipy.special.stdtr(df, -max(abs(mean) - widening, 0.0) / np.sqrt(variance))) if variance else None
     return Verdict(
         status=status,

@@ -16,7 +16,8 @@ from stages.datasets.prepare import READERS
 from stages.datasets.sources import compose_manifest
 from stages.datasets.verified import Digests
 from stages.params.experiment import Params, load_params, plan_runs
-from stages.run import environment_digest
+from stages.recording.sources import lab_seeds
+from stages.run import RunSpec, environment_digest
 from stages.runs.evidence import (
     CostLine,
     DataUsed,
@@ -62,8 +63,16 @@ def publish(root: Path, lines: Sequence[ResultLine], lab: str | None = None) -> 
     file = root / "data" / "evidence" / (f"labs/{lab}.jsonl" if lab else f"{lines[0].experiment}.jsonl")
     file.parent.mkdir(exist_ok=True, parents=True)
     origin = dataclasses.replace(ORIGIN, lab=lab)
+    lines = [reseed(line, lab) for line in lines] if lab else lines
     evidence = [EvidenceLine(result=line, cost=cost(line), origin=origin) for line in map(as_evaluated, lines)]
     file.write_bytes(write_lines(evidence))
+
+
+def reseed(line: ResultLine, lab: str) -> ResultLine:
+    """Return the line as if trained with the lab's own seed."""
+    replicate = line.spec["replicate"]
+    spec = {**line.spec, "replicate": {**replicate, "seed": lab_seeds(lab, [replicate["seed"]])[0]}}
+    return dataclasses.replace(line, spec=spec, run_key=RunSpec.from_dict(spec).run_key)
 
 
 def as_evaluated(line: ResultLine) -> ResultLine:

@@ -10,15 +10,16 @@ from stages.claims.kinds import Facts
 from stages.runs.evidence import Trial
 from stages.verdicts import Status
 from stages.verdicts.intervals import t_quantile
-from tests.claims.lines import ORIGIN, claims, params, results, trials
+from tests.claims.lines import ORIGIN, claims, params, reseed, results, trials
 
 VIT = "ninformer.table2.mnist.vit"  # 0.9712, one run, margin 0.288 points
 LEAD = "ninformer.rank.mnist.ninformer"  # NiNformer beats LocalViT by 0.0082
 STEPS = (0.0, 0.0004, -0.0004, 0.0002, -0.0002)
 
 
-def lab(name: str, published: str, **arms: Sequence[float | None]) -> list[Trial]:
-    found = trials(results("ninformer-mnist", {arm.replace("_", "-"): values for arm, values in arms.items()}))
+def lab(name: str, published: str, *, has_own_seeds: bool = True, **arms: Sequence[float | None]) -> list[Trial]:
+    lines = results("ninformer-mnist", {arm.replace("_", "-"): values for arm, values in arms.items()})
+    found = trials([reseed(line, name) for line in lines] if has_own_seeds else lines)
     origin = dataclasses.replace(ORIGIN, lab=name, published=published)
     return [dataclasses.replace(trial, origin=origin) for trial in found]
 
@@ -48,9 +49,12 @@ def test_interval_of_equally_precise_labs_is_hartung_and_knapps() -> None:
 
 
 def test_labs_are_judged_at_planned_numbers_in_the_order_of_their_publication() -> None:
-    """The fourth lab waits for the fifth, whatever the order of the files."""
+    """The fourth lab to complete the plan waits for the fifth, whatever the order of the files."""
     three, four = gains(0.1, 0.11, 0.12), gains(0.1, 0.11, 0.12, -0.9)
     assert judge(LEAD, four[::-1]).verdict.low == judge(LEAD, three).verdict.low
+    early, *rest = lab("slow", "2026-03-01", local_vit=[0.5] * 5, ninformer=[0.9] * 5)
+    early = dataclasses.replace(early, origin=dataclasses.replace(ORIGIN, lab="slow", published="2025-12-01"))
+    assert judge(LEAD, [[early, *rest], *three]).verdict.low == judge(LEAD, three).verdict.low, "complete last"
     two = judge(LEAD, three[:2]).verdict
     assert (two.status, two.n, two.low) == (Status.UNRESOLVED, 2, None)
 
@@ -64,6 +68,14 @@ def test_lab_that_is_not_done_does_not_count_and_one_that_diverged_confirms_noth
     assert (verdict.status, verdict.n_diverged, verdict.n) == (Status.UNRESOLVED, 1, 5)
 
 
+def test_labs_with_the_same_seeds_count_once() -> None:
+    """They share initial weights and the order of the rows, so their means differ less than other labs' means."""
+    arms = {"local_vit": [0.5] * 5, "ninformer": [0.6 + step for step in STEPS]}
+    planned = [lab(f"lab-{day}", f"2026-02-0{day}", has_own_seeds=False, **arms) for day in (1, 2, 3)]
+    assert judge(LEAD, [*planned, *gains(0.1, 0.11)]).verdict == judge(LEAD, [planned[0], *gains(0.1, 0.11)]).verdict
+    assert judge(LEAD, planned).verdict.n == 1
+
+
 def test_printed_value_is_one_more_lab_with_its_own_run() -> None:
     """Var D = S²/5 + S² + s² (1 − 1/5): S² of the labs' means, s² of a replicate; the paper ran once."""
     means = (0.970, 0.971, 0.972, 0.9705, 0.9715)
@@ -75,3 +87,5 @@ def test_printed_value_is_one_more_lab_with_its_own_run() -> None:
     assert judged.ours == pytest.approx(0.971) and found.n == 5 and prediction is not None
     assert prediction.high - judged.ours == pytest.approx(half)
     assert found.high is not None and found.high - found.estimate == pytest.approx(half, rel=0.1)  # at the margin's end
+    waiting = judge(VIT, [*labs, lab("lab-6", "2026-02-01", vit=[0.9, 0.95, 0.99, 0.5, 0.7])]).verdict
+    assert (waiting.low, waiting.high) == (found.low, found.high), "a lab that waits changes nothing"

@@ -49,7 +49,7 @@ from stages.verdicts import (
     power_of_value,
     weigh_gap,
 )
-from stages.verdicts.intervals import OF_WHOLE_GRID, Looks, looks_of_numbers, looks_of_plan
+from stages.verdicts.intervals import OF_WHOLE_GRID, Looks, complete_look, looks_of_numbers, looks_of_plan
 from stages.verdicts.power import Source, power_of_nearness
 
 VerdictAndOurs = tuple[Verdict, float | None]
@@ -243,11 +243,12 @@ class TrainedKind(Kind):
         return dataclasses.replace(self.by_results(verdict, sides, params), ours=ours, arms=arms)
 
     def judge_labs(self, facts: Facts) -> Judgement | None:
-        """Judge the claim by the means of the labs that completed the plan, in the order of their publication.
+        """Judge the claim by the means of the labs that completed the plan, in the order in which they did.
 
-        Returns None if the claim can't be judged so, or no lab has completed the plan.
+        Labs with the same seeds count once, because their means differ too little; a lab that waits for the next
+        analysis doesn't count yet.  Returns None if the claim can't be judged so, or no lab has completed the plan.
         """
-        claim, found = self.claim, list[ClaimSamples]()
+        claim, found, labs, seeds = self.claim, list[ClaimSamples](), list[ClaimSamples](), set[int]()
         groups = [group for group in facts.groups_of(claim) if group.evidence_level is EvidenceLevel.DECIDES]
         for lab in dict.fromkeys(group.lab for group in groups if self.pools_labs and claim.metric not in TIMES):
             own = [group for group in groups if group.lab == lab]
@@ -264,8 +265,18 @@ class TrainedKind(Kind):
                 found.append(dataclasses.replace(sides, proposed=arms[0], baseline=arms[1] if arms[1:] else None))
         if not found:
             return None
-        found.sort(key=lambda lab: min(trial.origin.published if trial.origin else "" for trial in lab.trials))
-        sides = pool_labs(found, claim)
+
+        def completed(lab: ClaimSamples) -> str:
+            planned = (trial for trial in lab.trials if trial.result.replicate < lab.proposed.n)
+            return max(trial.origin.published if trial.origin else "" for trial in planned)
+
+        for lab_samples in sorted(found, key=completed):
+            own_seeds = {trial.result.spec["replicate"]["seed"] for trial in lab_samples.trials}
+            if seeds.isdisjoint(own_seeds):
+                labs.append(lab_samples)
+                seeds |= own_seeds
+        analyses = looks_of_numbers(self.rules) if self.is_number else self.rules.looks
+        sides = pool_labs(labs[: complete_look(range(len(labs)), analyses)], claim)
         verdict, ours = self.decide(sides, facts.params)
         return dataclasses.replace(self.by_results(verdict, sides, facts.params), ours=ours)
 

@@ -123,7 +123,7 @@ def _derived(experiment: ExperimentParams, source: DatasetSource, params: Params
     held_out = source.train / split.folds if split.folds else round(source.train * (split.fraction or 0))
     first = Replicate(seed=0, fold=0 if split.kind == "folds" else None)
     low, high = source.response_range or (None, None)
-    native = params.datasets[source.folder or experiment.dataset]
+    native = params.datasets.get(source.folder or experiment.dataset, source)
     (inputs, size), (_, native_size) = ((*each.shape, None, None)[:2] for each in (source, native))
     return {
         # as the training loop takes them: the last batch of an epoch may be smaller
