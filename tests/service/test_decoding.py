@@ -114,8 +114,11 @@ def test_slow_image_ends_its_process_which_is_replaced(
 def test_time_limit_covers_all_images_of_a_request() -> None:
     async def scene() -> None:
         async with decoding(seconds=0.4) as decoder:
-            with pytest.raises(ImageError, match="the limit for all images of a request"):
-                await decoder.decode([large()] * 60, [SHAPE])
+            refused: object = Busy("")
+            for _ in range(5):  # a busy machine may not begin in time
+                if isinstance(refused, Busy):
+                    refused = (await asyncio.gather(decoder.decode([large()] * 60, [SHAPE]), return_exceptions=True))[0]
+            assert isinstance(refused, ImageError) and "the limit for all images of a request" in str(refused)
 
     run(scene)
 
