@@ -98,7 +98,8 @@ def _sentence(where: str, runs: str, what: str, chance: float, *, is_assumed: bo
 def _needed(chance: float, needed: int | None) -> list[str]:
     if chance >= WANTED:
         return []
-    return [f"A chance of 80 % takes {needed} runs." if needed else "No number of runs makes that 80 %."]
+    wanted = percent(WANTED, 0)
+    return [f"A chance of {wanted} takes {needed} runs." if needed else f"No number of runs makes that {wanted}."]
 
 
 def _chance(chance: float, *, is_assumed: bool) -> str:
