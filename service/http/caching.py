@@ -40,10 +40,15 @@ class KnownAnswer(Exception):
     """The same request was answered while this one waited; `AnswerCache` sends that answer for the handler's."""
 
 
+def raw_query(scope: Scope) -> str:
+    """Return the query as it was sent; that of `request.url` ends at a raw #."""
+    query: bytes = scope["query_string"]
+    return query.decode("latin-1")
+
+
 def tag_of(scope: Scope, headers: Headers, edition: str, content: str) -> str:
     """Return the tag of this request's answer, made from this content by this edition of the service."""
-    query = scope["query_string"].decode("latin-1")  # `request.url` ends at a raw #
-    asked = (edition, content, scope["path"], query, headers.get("accept", ""))
+    asked = (edition, content, scope["path"], raw_query(scope), headers.get("accept", ""))
     return f'W/"{hashlib.sha256(chr(0).join(asked).encode("utf-8", "surrogateescape")).hexdigest()[:32]}"'
 
 

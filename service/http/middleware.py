@@ -352,7 +352,7 @@ class AnswerCache(HttpMiddleware):
         """Return True if the database has this content, by a reading that is at most `FRESH_SECONDS` old."""
         arrived = time.monotonic()
         if arrived - self._read_at > FRESH_SECONDS / 2 and (self._reading is None or self._reading.done()):
-            # in an own context: the reading is queued as nobody's, and belongs to no trace
+            # in a context of its own: the reading belongs to no client and to no trace
             self._reading = asyncio.create_task(self._read(), context=Context())
         if arrived - self._read_at > FRESH_SECONDS and self._reading is not None:
             await asyncio.wait({self._reading}, timeout=READ_SECONDS)

@@ -27,6 +27,7 @@ from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from service.database.schemas import MetricOut
+from service.http.caching import raw_query
 from service.http.errors import Problem, declared, preferred, weight
 from stages.results import METRICS, no_formula
 
@@ -162,11 +163,7 @@ class Page:
     ) -> None:
         self.limit = limit or (WHOLE if form == "csv" else USUAL)  # readers of a table don't follow pages
         self._response, self._path, self._form = response, request.url.path, form
-        self._query = [
-            (name, value)
-            for name, value in parse_qsl(request.scope["query_string"].decode("latin-1"))
-            if name != "cursor"
-        ]
+        self._query = [(name, value) for name, value in parse_qsl(raw_query(request.scope)) if name != "cursor"]
         filters = urlencode(sorted(pair for pair in self._query if pair[0] != "limit"))
         self._content: str = request.scope["state"]["content"]
         self._list = hashlib.sha256(f"{self._path}?{filters}".encode()).hexdigest()[:12]
