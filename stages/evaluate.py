@@ -116,11 +116,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     write_atomically(data / "plots" / f"{name}.csv", curves_table(found.results))
     for line in found.results:
-        label, shown, words = (
-            f"{line.arm}.{line.replicate}",
-            {row.metric: row.value for row in line.metrics},
-            line.status,
-        )
+        label, words = f"{line.arm}.{line.replicate}", line.status
+        shown = {row.metric: row.value for row in line.metrics}
         if metric := _main_metric(shown):
             words = f"{_IN_WORDS[metric].format(shown[metric])} on {line.data.test_images:,} test samples"
         print(f"  {label}: {words}{', measured before' if label in found.kept else ''}")

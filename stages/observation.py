@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """What was measured: `numbers` of the network by metric, and `layers` by quantity, per block and head [L][H].
+    """Measurements inside a network: `numbers` by metric, and `layers` by quantity, per block and head [L][H].
 
     H is 1 if a block has no heads.  A number that isn't finite is undefined.  `images` is the number of images used, 0
     if only weights were.

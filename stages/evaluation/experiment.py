@@ -214,9 +214,11 @@ def _isolate_failure(run: TrainedRun, found: Evaluation) -> Iterator[None]:
 
 def _read_measured(kept: Any) -> MeasuredRun | None:
     """Restore the measurement exactly: whole numbers stay whole, so that the line is byte-identical."""
+    if kept is None:
+        return None
     try:
         return MeasuredRun(**kept | {"metrics": tuple(Measurement(**m) for m in kept["metrics"])})
-    except (KeyError, TypeError):  # nothing is cached, or other fields
+    except (KeyError, TypeError):  # cached by another version, with other fields
         return None
 
 

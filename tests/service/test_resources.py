@@ -126,7 +126,8 @@ def addresses(client: TestClient) -> list[str]:
     paths += ["/files/params.yaml", "/static/style.css"]
     for path, operation in operations(client.get("/api/v1/openapi.json").json()):
         named = {one["name"]: one for one in operation.get("parameters", []) if one["in"] == "path"}
-        filled = re.sub(r"{(\w+)}", lambda name: str((named[name[1]].get("examples") or ["1"])[0]), path)  # noqa: B023
+        examples = {name: str((one.get("examples") or ["1"])[0]) for name, one in named.items()}
+        filled = path.format_map(examples)
         paths += [filled] if "requestBody" not in operation else []
     return paths
 
