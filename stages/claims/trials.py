@@ -164,29 +164,35 @@ def choose(groups: Sequence[ResultGroup], arms: Collection[str]) -> ResultGroup 
 
 def price(trials: Collection[Trial], params: Params) -> ClaimCost | None:
     """Sum the cost of these results, counting each once; None if no cost is known."""
-    costs = [trial.cost for trial in trials if trial.cost is not None]
+    costs = [(trial, trial.cost) for trial in trials if trial.cost is not None]
     if not costs:
         return None
-    flops: list[float | None] = []
-    dollars: list[float | None] = []
-    for line, cost in ((trial.result, trial.cost) for trial in trials if trial.cost is not None):
-        forward = next((row.value for row in line.metrics if row.metric.startswith("flops_per_")), None)
-        steps = line.curves[-1].steps if line.curves else None
-        is_known = forward is not None and steps is not None
-        batch_size = line.spec["protocol"]["batch_size"]
-        flops.append(FLOPS_OF_TRAINING * (forward or 0.0) * (steps or 0) * batch_size if is_known else None)
-        rate = params.rates.get(str(line.environment.get("device", "")).partition(":")[0])
-        dollars.append(rate.usd_per_hour * cost.train_seconds / 3600 if rate else None)
-    energy = [cost.energy_joules for cost in costs]
-    totals = ([part for part in parts if part is not None] for parts in (flops, energy, dollars))
-    flops_, joules, usd = (sum(known) if len(known) == len(costs) else None for known in totals)
+    flops = [_training_flops(trial) for trial, _ in costs]
+    dollars = [
+        params.rates[kind].usd_per_hour * cost.train_seconds / 3600 if kind in params.rates else None
+        for trial, cost in costs
+        for kind in [str(trial.result.environment.get("device", "")).partition(":")[0]]
+    ]
     return ClaimCost(
-        device_seconds=sum(cost.train_seconds for cost in costs),
-        flops=flops_,
-        peak_memory_bytes=max(cost.peak_memory_bytes for cost in costs),
-        energy_joules=joules,
-        usd=usd,
+        device_seconds=sum(cost.train_seconds for _, cost in costs),
+        flops=_total(flops),
+        peak_memory_bytes=max(cost.peak_memory_bytes for _, cost in costs),
+        energy_joules=_total([cost.energy_joules for _, cost in costs]),
+        usd=_total(dollars),
     )
+
+
+def _total(parts: Sequence[float | None]) -> float | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
+
+
+def _training_flops(trial: Trial) -> float | None:
+    line = trial.result
+    forward = next((row.value for row in line.metrics if row.metric.startswith("flops_per_")), None)
+    if forward is None or not line.curves:
+        return None
+    return FLOPS_OF_TRAINING * forward * line.curves[-1].steps * line.spec["protocol"]["batch_size"]
 
 
 COSTS = ("train_seconds", "samples_per_second", "train_tokens_per_second", "peak_memory_bytes")
