@@ -16,7 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from stages.recording import record
+from stages.recording.builder import record
 from stages.results import (
     METRICS,
     ArmMetricRow,

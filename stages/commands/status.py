@@ -23,7 +23,6 @@ from stages.datasets.packed import PackedDataError, read_info
 from stages.faults import Mistake, named
 from stages.params.experiment import Params, ParamsError, PlannedRun, RunName, load_params
 from stages.params.schema import nearest
-from stages.results import ResultsUnavailable
 from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, read_equivalences
@@ -68,14 +67,14 @@ class View:
     """Reads the store and the database, for the named papers or for all."""
 
     def __init__(self, params: Params, papers: Sequence[str], metrics: Path | None) -> None:
-        from stages.results import UnknownPaper, tally  # brings the database
+        from stages.results import ResultsUnavailable, UnknownPaper, tally  # brings the database
 
         self.params, self.metrics = params, metrics
         self.experiments = [name for name, one in params.experiments.items() if one.paper in papers]
         self.watched = Watched(sessions=(), rows=(), finished=(), left_seconds=None)
         self.brought: list[priorities.Brought] = []
         self._served: tuple[str, ...] = ()
-        self.missing: ResultsUnavailable | None = None
+        self.missing: Mistake | None = None
         try:
             with open_database()() as session:
                 counts: dict[str, Any] = {row.paper: row for row in tally(session)}

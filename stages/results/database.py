@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import quote
 
 from pydantic import TypeAdapter
@@ -21,7 +21,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
-from stages.faults import FAULTS, describe_fault
+from stages.faults import FAULTS, UnknownName, describe_fault
 from stages.results.tables import SCHEMA_VERSION, Base, Meta, ResultsUnavailable, damaged
 from stages.rules import Rules
 from stages.verdicts.intervals import level, looks_of_numbers, looks_of_plan
@@ -35,25 +35,6 @@ _BUILT_IN = "claimcheck_new"
 _SWAP_SECONDS, _SWAPS = 0.2, 300
 """Longest wait for a lock, after which the writer lets readers finish and tries again; and the number of tries."""
 _UNSTORABLE = re.compile("[\\0\\ud800-\\udfff]")
-
-
-class UnknownName(LookupError):
-    """A name that the database doesn't contain.
-
-    `known` lists the names that it does contain if they are few; otherwise, `nearest` is the one that was probably
-    meant.  `kind` says what the name is of, as "paper".
-    """
-
-    kind: ClassVar[str]
-
-    def __init_subclass__(cls) -> None:
-        cls.kind = cls.__name__.removeprefix("Unknown").lower()
-
-    def __init__(self, name: str, known: Iterable[str] = (), *, nearest: str | None = None) -> None:
-        self.name, self.known, self.nearest = name, tuple(known), nearest
-        choices = f"; known: {', '.join(self.known)}" if self.known else ""
-        choices += f"; did you mean {nearest}?" if nearest else ""
-        super().__init__(f"unknown {self.kind} {name!r}{choices}")
 
 
 class UnknownPaper(UnknownName): ...

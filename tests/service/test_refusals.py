@@ -22,7 +22,7 @@ from fastapi.testclient import TestClient
 from service.http import logs
 from service.http.logs import JsonLines
 from service.settings import Settings
-from stages.recording import record
+from stages.recording.builder import record
 from tests.polling import wait_until
 from tests.service.conftest import png, reading, serving
 from tests.service.running import Running, running
