@@ -35,7 +35,7 @@ from stages.params.stage_inputs import stage_inputs
 from stages.preloaded import ADDRESS, ask
 from stages.runs.object_store import open_store
 from stages.runs.revisions import refusal, without_git_variables
-from stages.scheduling.journal import StageTimes, left_to_train
+from stages.scheduling.journal import left_to_train
 from stages.scheduling.runner import find_experiment
 
 
@@ -105,11 +105,10 @@ _LAST_LINES = 20
 
 
 class LogView:
-    """Follows the log and shows progress; `stages` has the expected stages, each with its weight."""
+    """Follows the log and shows progress; `stages` has the expected stages, each with its number of runs."""
 
-    def __init__(self, log: Path, stages: Mapping[str, float]) -> None:
+    def __init__(self, log: Path, stages: Mapping[str, int]) -> None:
         self.log, self.stages, self._store = log, stages, open_store()
-        self._times = StageTimes(stages)
         self.started = time.monotonic()
         self.stage, self.seen, self.ran = "", 0, 0
         self.is_interrupted = False
@@ -156,14 +155,12 @@ class LogView:
             self._stage_from = offset
             self.stage, self._stage_started, self._is_open = stage, time.monotonic(), True
             self._counted, self._left = 0.0, None
-            self._times.start(stage)
             self.seen += 1
             self.ran += 1
             if not self._terminal.is_terminal:
                 print(self._position(), end="", flush=True)
         elif match := _SKIPPED.fullmatch(line):
             self._end()
-            self._times.skip(match[1].decode())
             self.seen += 1
             self._stage_from = offset + len(line) + 1
         elif line.startswith(b"Updating lock file"):
@@ -172,11 +169,10 @@ class LogView:
     def _end(self, *, is_failed: bool = False) -> None:
         """Complete the line printed at the stage's start with its number of runs and its duration."""
         if self._is_open:
-            self._times.end(time.monotonic() - self._stage_started)
             self.ended.append(self.stage)
-        if self._is_open and not self._terminal.is_terminal:
-            runs = self._runs_done(is_over=not is_failed)
-            print(f": {f'{runs}, ' if runs else ''}{in_words(time.monotonic() - self._stage_started)}", flush=True)
+            if not self._terminal.is_terminal:
+                runs = self._runs_done(is_over=not is_failed)
+                print(f": {f'{runs}, ' if runs else ''}{in_words(time.monotonic() - self._stage_started)}", flush=True)
         self._is_open = False
 
     def _runs_done(self, *, is_over: bool = False) -> str:
@@ -191,7 +187,7 @@ class LogView:
             self._left = left_to_train(self._store, experiment, began)
         if self._left is None and not is_over:
             return ""
-        runs = int(self.stages[self.stage])
+        runs = self.stages[self.stage]
         return f"{max(0, runs - (self._left[0] if self._left else 0))} of {runs} runs"
 
     def _position(self) -> str:
@@ -204,9 +200,8 @@ class LogView:
             words = self._position()
             if runs := self._runs_done() if self._is_open else "":
                 words += f", {runs}"
-            left = self._times.left(time.monotonic() - self._stage_started, self._left[1] if self._left else None)
-            if left is not None:
-                words += f", about {in_words(left)} left"
+                if self._left and self._left[1]:
+                    words += f", trained in about {in_words(self._left[1])}"
         return Text(f"{words} ({in_words(time.monotonic() - self.started)} so far)", no_wrap=True, overflow="ellipsis")
 
     def success(self) -> list[str]:
@@ -310,12 +305,11 @@ def _repro(options: argparse.Namespace) -> Answer:
         names = ["inputs", *stage_inputs(params)]
         wanted = {*experiments, *(params.experiments[name].dataset for name in experiments)}
         kept = [name for name in names if not experiments or "@" not in name or name.partition("@")[2] in wanted]
-        weights = dict.fromkeys(kept, 1.0)  # runs of an experiment
+        runs = dict.fromkeys(kept, 0)
         for name in kept:
             if (experiment := params.experiments.get(name.partition("@")[2])) is not None:
-                runs = plan_runs(experiment, params.profile, params.datasets[experiment.dataset])
-                weights[name] = max(1.0, len(runs))
-        view = LogView(log, weights)
+                runs[name] = len(plan_runs(experiment, params.profile, params.datasets[experiment.dataset]))
+        view = LogView(log, runs)
         own = _environment(Path(folder), has_git=not no_git)
         environment = own | {ADDRESS: address}
         server = _preloaded_server(environment, written.fileno(), view)

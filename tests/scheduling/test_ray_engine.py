@@ -16,7 +16,7 @@ from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node, Share
 from stages.scheduling.engine.ray_engine import Timeouts
 from tests.project import bare_spec
 
-NODE = Node(cpus=2, gpus=1, memory=10**10)
+NODE = Node(cpus=2, gpus=1)
 
 
 class Script:
@@ -56,7 +56,7 @@ class Script:
     def _submit(self, number: int, request: Any, share: Share) -> None:
         self.shares.append(share)
         self._running[number] = request
-        self._arrived += [(number, "placed", "there", 7), (number, "started", 1, None)]
+        self._arrived += [(number, "placed", "there", 7), (number, "started", 1)]
         for told in self._told[request.group.label].pop(0) if self._told.get(request.group.label) else []:
             self._arrived.append((number, *told))
             if told[0] == "ended":

@@ -7,9 +7,7 @@ starts another one.
 from __future__ import annotations
 
 import importlib
-import json
 import logging
-import math
 import multiprocessing
 import os
 import shutil
@@ -24,7 +22,7 @@ from typing import Any
 
 from stages.run import RunSpec
 from stages.runs.fingerprint import PACKAGE_ROOT, source_path
-from stages.scheduling.engine.groups import EngineError, Group, network_of
+from stages.scheduling.engine.groups import EngineError, Group
 from stages.scheduling.engine.local import exit_when_gone
 from stages.scheduling.engine.ray_task import SubmitterGone, TaskRequest, pack_files, train_group
 
@@ -39,20 +37,18 @@ SHORT_OF_MEMORY = "Ray ended its process because the node was short of memory"
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """Resources of a living node of the cluster; memory in bytes."""
+    """Resources of a living node of the cluster."""
 
     cpus: float
     gpus: float
-    memory: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """Resources that one task takes from its node; memory in bytes, which Ray counts and doesn't limit."""
+    """Resources that one task takes from its node."""
 
     cpus: float
     gpus: float = 0.0
-    memory: int = 0
 
 
 class Inbox:
@@ -185,14 +181,15 @@ class _Bridge:
 
     def submit(self, number: int, request: TaskRequest, share: Share) -> None:
         """Submit a task that Ray runs at most once, because the engine counts attempts."""
-        resources = {"num_cpus": share.cpus, "num_gpus": share.gpus, "memory": share.memory or None}
         group, packed = request.group, []
         if not self.is_alone:  # Ray brings the data's files once to each node that needs them
             digest = group.specs[0].data_digest
             if digest not in self.packed:
                 self.packed[digest] = self.ray.put(pack_files(group.data))
             packed = [self.packed[digest]]
-        remote = self.ray.remote(max_retries=0, **resources)(task).options(name=group.label)
+        remote = self.ray.remote(max_retries=0, num_cpus=share.cpus, num_gpus=share.gpus)(task).options(
+            name=group.label
+        )
         self.tasks[remote.remote(number, request, self.inbox, packed)] = number
 
     def cancel(self, number: int, is_forced: bool) -> None:
@@ -206,9 +203,7 @@ class _Bridge:
 
     def _nodes(self) -> list[Node]:
         alive = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        return [
-            Node(cpus=has.get("CPU", 0.0), gpus=has.get("GPU", 0.0), memory=int(has.get("memory", 0))) for has in alive
-        ]
+        return [Node(cpus=has.get("CPU", 0.0), gpus=has.get("GPU", 0.0)) for has in alive]
 
     def _reason(self, reference: Any) -> str:
         errors = self.ray.exceptions
@@ -344,40 +339,27 @@ def copy_code(specs: Iterable[RunSpec], folder: Path) -> None:
         )
 
 
-_MARGIN = 1.25
-_CONTEXT_BYTES = 2**30
-"""Device memory that CUDA itself takes for each process."""
-_PARTS = 8
-"""A GPU is shared in eighths, because with more processes, small networks wait for each other."""
-
-
 class Shares:
-    """Shares of the nodes for trainings on `devices`; learns from outcomes how much memory networks need."""
+    """Equal shares of the nodes for trainings on `devices`."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._kinds = [name.partition(":")[0] for name in devices[0].split("+")]
         self._together = len(devices)
-        self._peaks: dict[str, int] = {}
-        self._device_bytes = 0
 
-    def of(self, group: Group, nodes: Sequence[Node], *, is_alone: bool) -> tuple[Share, str, int]:
+    def of(self, nodes: Sequence[Node], *, is_alone: bool) -> tuple[Share, str, int]:
         """Return the share, the device and the number of threads.
 
         The number of threads is the same on every node, because it decides the last digits.  Several GPUs that train
         one run together are whole ones of one node; Ray chooses them.
         """
-        peak = self._peaks.get(network_of(group.specs[0]), 0)
         if (ranks := len(self._kinds)) > 1 and self.device(nodes) == "cuda":
             return Share(cpus=ranks, gpus=ranks), self._ranks(nodes), ranks
         if self.device(nodes) == "cuda":
-            part = 1.0 if is_alone else 1 / self._together  # as many tasks share a GPU as there are devices in the list
-            if peak and self._device_bytes and not is_alone:
-                part = math.ceil(_PARTS * (_MARGIN * peak + _CONTEXT_BYTES) / self._device_bytes) / _PARTS
-            return Share(cpus=1, gpus=min(1.0, part)), "cuda", 1
+            # as many tasks share a GPU as there are devices in the list
+            return Share(cpus=1, gpus=1.0 if is_alone else 1 / self._together), "cuda", 1
         threads = self._threads(nodes)
         cpus = self._fewest_cpus(nodes) if is_alone else threads
-        memory = min([math.ceil(_MARGIN * peak), *(node.memory for node in nodes if node.cpus >= 1)])
-        return Share(cpus=cpus, memory=memory), self._ranks(nodes), threads
+        return Share(cpus=cpus), self._ranks(nodes), threads
 
     def room(self, nodes: Sequence[Node]) -> int:
         """Return how many groups to keep submitted: all that the cluster can train at once, and some that wait."""
@@ -388,17 +370,6 @@ class Shares:
         else:
             places = sum(int(node.cpus) // self._threads(nodes) for node in nodes)
         return places + max(2, places // 4)
-
-    def learn(self, group: Group, outcomes: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Remember how much memory a group's training needed."""
-        self._peaks[network_of(group.specs[0])] = max(
-            json.loads(files["result.json"])["peak_memory_bytes"] for files in outcomes.values()
-        )
-
-    def learn_device(self, size: int | None) -> None:
-        """Remember the smallest GPU's memory in bytes."""
-        if size:
-            self._device_bytes = min(size, self._device_bytes or size)
 
     def lack(self, nodes: Sequence[Node]) -> str:
         """Explain why no node can take a group ("" if one can); the group waits, because a cluster may grow."""

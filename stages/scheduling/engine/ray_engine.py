@@ -200,7 +200,7 @@ class _Engine:
         self.number += 1
         task = _Task(self.number, group, lease, lease_lost, kept_alive, group.label in self.alone)
         self.tasks[task.number] = task
-        share, task.device, threads = self.shares.of(group, nodes, is_alone=task.is_alone)
+        share, task.device, threads = self.shares.of(nodes, is_alone=task.is_alone)
         works = [*group.run_keys, *([stack_id(group.specs)] if group.is_stack else [])]
         names = [f"{work}/{STATE}" for work in works] if isinstance(self.store, RunStore) else []
         states = {name: self.store.scratch.load(name) for name in names}
@@ -227,8 +227,7 @@ class _Engine:
             f"the keys on {task.node}, then `ray stop` and `ray start` there again"
         )
 
-    def _on_started(self, task: _Task, runs: int, device_bytes: int | None) -> None:
-        self.shares.learn_device(device_bytes)
+    def _on_started(self, task: _Task, runs: int) -> None:
         self._report(task, "started", runs=runs, device=task.device, node=task.node, dashboard=self.dashboard)
 
     def _on_beat(self, task: _Task, steps: int) -> None:
@@ -261,7 +260,6 @@ class _Engine:
         except Exception as error:  # noqa: BLE001  (one run's fault must not stop the others; it is reported)
             self._fail(task, [*outcomes], *describe_failure(error))
         else:
-            self.shares.learn(task.group, outcomes)
             self._report(task, "finished")
 
     def _on_stopped(self, task: _Task, keys: list[str], message: str) -> None:
