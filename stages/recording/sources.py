@@ -279,8 +279,13 @@ def find_weights(root: Path, found: Sequence[Trial]) -> tuple[dict[str, Weights]
         wanted |= {item.release.sha256} if item.release else set()
     runs = {f"{item.result.experiment}/{item.result.run_key}" for item in found}
     for path in sorted(root / "data" / "runs" / run / "weights.safetensors" for run in runs):
-        if path.is_file() and (digest := _trained_digest(path.with_name("result.json"))) is not None:
-            digests[path] = digest
+        outcome = path.with_name("result.json")
+        if path.is_file() and outcome.is_file():
+            try:
+                digests[path] = str(json.loads(outcome.read_bytes())["weights_sha256"])
+            except (ValueError, KeyError, TypeError):
+                remedy = f"`dvc repro train@{outcome.parts[-3]}` recreates it"
+                raise RecordError(f"{outcome}: damaged; {remedy}") from None
     weights: dict[str, Weights] = {}
     notes = []
     for path, digest in digests.items():
@@ -290,14 +295,6 @@ def find_weights(root: Path, found: Sequence[Trial]) -> tuple[dict[str, Weights]
         else:
             notes.append(f"{relative}: no result has these weights (sha256 {digest[:12]}…); left out")
     return weights, notes
-
-
-def _trained_digest(outcome: Path) -> str | None:
-    """Return the recorded digest; None if the run's folder isn't complete."""
-    try:
-        return str(json.loads(outcome.read_bytes())["weights_sha256"]) if outcome.is_file() else None
-    except (ValueError, KeyError, TypeError):
-        raise RecordError(f"{outcome}: damaged; `dvc repro train@{outcome.parts[-3]}` recreates it") from None
 
 
 def facts_today(root: Path, params: Params) -> Facts:
