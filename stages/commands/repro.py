@@ -70,25 +70,22 @@ class BackgroundEvaluator:
             self._started.add(experiment)
         trained = [name.partition("@")[2] for name in succeeded if name.startswith("train@")]
         waiting = [name for name in trained if name not in self._started]
-        if self._is_wanted and waiting and not self._is_busy():
+        while self._call is not None:
+            try:
+                answer = self._call.recv(64)
+            except BlockingIOError:  # it is running
+                return
+            except OSError:
+                answer = b""
+            if not answer:
+                self._end()
+        if self._is_wanted and waiting:
             chosen = waiting[0 if verb == "train" else -1]
             self._started.add(chosen)
             with open(os.devnull, "r+b") as null, suppress(OSError):  # if no process listens, the stage evaluates
                 files = [null.fileno()] * 3
                 self._call = ask(self._address, "stages.evaluate", [chosen, "--ahead"], self._environment, files)
                 self._call.setblocking(False)
-
-    def _is_busy(self) -> bool:
-        while self._call is not None:
-            try:
-                answer = self._call.recv(64)
-            except BlockingIOError:
-                return True
-            except OSError:
-                answer = b""
-            if not answer:
-                self._end()
-        return False
 
     def _end(self) -> None:
         if self._call is not None:
@@ -283,11 +280,6 @@ def locked(path: Path) -> Iterator[None]:
 def repro(options: argparse.Namespace) -> Answer:
     """Run the pipeline, or the part of it that the named experiments need."""
     refuse_broken_lock(Path("dvc.lock"))
-    with locked(LOGS / "repro.pid"):
-        return _repro(options)
-
-
-def _repro(options: argparse.Namespace) -> Answer:
     params = load_params()
     experiments = [find_experiment(params, name).name for name in options.experiments]
     targets = ["analyse", *(f"evaluate@{name}" for name in experiments)] if experiments else []
@@ -295,12 +287,15 @@ def _repro(options: argparse.Namespace) -> Answer:
     if experiments:  # without --single-item, DVC would first evaluate all experiments
         commands.append(["dvc", "repro", "--single-item", "record", "report"])
     log = LOGS / f"repro-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
-    for old in sorted(LOGS.glob("repro-*.log"))[: 1 - _KEPT_LOGS]:
-        old.unlink(missing_ok=True)
-    no_git = refusal(Path())
-    if no_git:
-        print(f"repro: {no_git}; this runs without git, and results name no revision", file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="claimcheck-") as folder, log.open("wb") as written:
+    with (
+        locked(LOGS / "repro.pid"),
+        tempfile.TemporaryDirectory(prefix="claimcheck-") as folder,
+        log.open("wb") as written,
+    ):
+        for old in sorted(LOGS.glob("repro-*.log"))[:-_KEPT_LOGS]:
+            old.unlink(missing_ok=True)
+        if no_git := refusal(Path()):
+            print(f"repro: {no_git}; this runs without git, and results name no revision", file=sys.stderr)
         address = str(Path(folder) / "preloaded")
         names = ["inputs", *stage_inputs(params)]
         wanted = {*experiments, *(params.experiments[name].dataset for name in experiments)}

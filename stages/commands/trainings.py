@@ -29,7 +29,6 @@ from stages.runs.store import write_atomically
 from stages.scheduling.display import progress_display
 from stages.scheduling.engine.groups import Group, form_groups
 from stages.scheduling.planning import (
-    Planned,
     PlannedCost,
     add_up,
     in_other_profile,
@@ -108,7 +107,7 @@ def _measure(
     """Measure how many seconds the missing trainings of each experiment, and all together, take on this machine."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `run` trains
     devices = slot_devices(device, params)
-    planned: list[tuple[str, Planned]] = []
+    groups: list[Group] = []
     seen, left_out = set[str](), list[str]()
     for name in names:
         experiment = params.experiments[name]
@@ -122,17 +121,13 @@ def _measure(
         seen |= runs.keys()
         for specs, is_stack in form_groups(missing, info.train_images, outcomes.store):
             data = Path("data/processed") / experiment.dataset
-            group = Group(label=f"{name} {specs[0].model.path}", specs=specs, data=data, is_stack=is_stack)
-            flops = counts.count(specs[0].model, info.shape, info.vocabulary)
-            planned.append((name, Planned(group, info.train_images, info.test_images, flops)))
+            groups.append(Group(label=f"{name} {specs[0].model.path}", specs=specs, data=data, is_stack=is_stack))
     started = time.monotonic()
     rate = params.rates["cuda" if devices[0].startswith("cuda") else "cpu"]
-    seconds, start = measured_seconds(
-        [one for _, one in planned], devices, rate, lambda text: print(text, file=sys.stderr)
-    )
+    seconds, start = measured_seconds(groups, counts.count, devices, rate, lambda text: print(text, file=sys.stderr))
     each = [
-        (name, len(one.group.specs), second)
-        for (name, one), second in zip(planned, seconds, strict=True)
+        (group.label.partition(" ")[0], len(group.specs), second)
+        for group, second in zip(groups, seconds, strict=True)
         if second is not None
     ]
     return {

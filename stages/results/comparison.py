@@ -185,14 +185,12 @@ _TAKES = {
 }
 
 
-@cache
-def _t_quantile(df: int) -> float:
-    return float(t_quantile(df, TAIL))
+_t_quantile = cache(t_quantile)
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float]:
     """Student's 95 % interval of the mean of two values or more."""
-    half = _t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    half = float(_t_quantile(len(values) - 1, TAIL)) * stdev(values) / math.sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
 
 
