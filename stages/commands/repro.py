@@ -228,12 +228,8 @@ _END_SECONDS = 10
 _POLL_SECONDS = 0.1
 
 
-class BrokenLock(Mistake, ValueError):
-    """DVC couldn't read its lock file; the message says what to do."""
-
-
 def refuse_broken_lock(path: Path) -> None:
-    """Raise `BrokenLock` if `dvc.lock` can't be read; DVC would only quote its parser's error."""
+    """Raise a `Mistake` if `dvc.lock` can't be read; DVC would only quote its parser's error."""
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -246,14 +242,10 @@ def refuse_broken_lock(path: Path) -> None:
         except yaml.YAMLError as error:
             fault = f"is damaged or cut short ({describe_yaml(error)})"
     if fault:
-        raise BrokenLock(
+        raise Mistake(
             f"{path} {fault}; `git checkout {path}` brings back the committed one, `rm {path}` starts a new one. "
             "Either way, nothing is trained or evaluated again, because all results are in data/store"
         )
-
-
-class AnotherRepro(Mistake, ValueError):
-    """Another repro is running in this folder; the message names its process and says what to do."""
 
 
 @contextmanager
@@ -266,7 +258,7 @@ def locked(path: Path) -> Iterator[None]:
         except BlockingIOError:
             held.seek(0)
             pid = held.read().strip()
-            raise AnotherRepro(
+            raise Mistake(
                 f"another repro is running in this folder (process {pid}), so nothing was done. "
                 "`claimcheck status --watch` shows how far it is; wait for its end, "
                 f"or stop it by `kill {pid}`: its finished trainings are kept"

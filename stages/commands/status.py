@@ -227,19 +227,15 @@ _GAUGES = {
 """Metrics of a row of `stages.scheduling.journal`; unknown numbers are left out."""
 
 
-class MetricsError(Mistake, ValueError):
-    """The metrics can't be written where they are wanted."""
-
-
 def write_metrics(path: Path, papers: Sequence[Mapping[str, Any]], trainings: Mapping[str, Any], now: float) -> None:
     """Write the metrics atomically: a reader sees the old ones or the new ones.
 
     Raises:
-        MetricsError: there is no such folder.
+        Mistake: there is no such folder.
         OSError: the file can't be written.
     """
     if not path.parent.is_dir():
-        raise MetricsError(f"{path}: no folder {path.parent}; node_exporter's --collector.textfile.directory names one")
+        raise Mistake(f"{path}: no folder {path.parent}; node_exporter's --collector.textfile.directory names one")
     registry = CollectorRegistry()
     runs = Gauge("claimcheck_training_runs", "Trainings by state.", [*_ROW, "state"], registry=registry)
     gauges = {name: Gauge(metric, said, _ROW, registry=registry) for name, (metric, said) in _GAUGES.items()}

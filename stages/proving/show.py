@@ -370,7 +370,8 @@ def check_out(root: Path, revision: str, folder: Path) -> str:
     return name
 
 
-STEPS = 100
+STEPS, FEW_STEPS = 100, 20
+"""Steps of each training, to show that two codes are equal and to check that again."""
 THREADS = (1, 2)
 
 
@@ -432,7 +433,7 @@ def show_equivalent(
     return ComparedRevisions(line, tuple(map(str, paths)), tuple(left_out))
 
 
-def compare_again(root: Path, params: Params, *, steps: int = 20) -> Iterator[tuple[bool | None, str]]:
+def compare_again(root: Path, params: Params) -> Iterator[tuple[bool | None, str]]:
     """Train the smallest path of each line again, with both of its revisions; yield whether the numbers are the same.
 
     None if none of the line's runs is here with its data.
@@ -442,14 +443,14 @@ def compare_again(root: Path, params: Params, *, steps: int = 20) -> Iterator[tu
         packed = PackedSets(root, params, Path(folder))
         for number, line in enumerate(lines, start=1):
             try:
-                same, detail = _compare_line(packed, line, runs, steps, Path(folder) / str(number))
+                same, detail = _compare_line(packed, line, runs, Path(folder) / str(number))
             except EquivalenceError as error:
                 same, detail = False, str(error).removesuffix("; nothing is written")
             yield same, f"{PATH.name}, line {number}: {detail}"
 
 
 def _compare_line(
-    packed: PackedSets, line: EquivalenceLine, runs: Mapping[str, KnownRun], steps: int, scratch: Path
+    packed: PackedSets, line: EquivalenceLine, runs: Mapping[str, KnownRun], scratch: Path
 ) -> tuple[bool | None, str]:
     pairs = [(proof, compared) for proof in line.proofs for compared in proof.compared]
     pairs.sort(key=lambda pair: (pair[1].is_stacked, pair[1].run))  # stacks compile for minutes
@@ -459,7 +460,7 @@ def _compare_line(
         if compared.path != path_of(run.spec):
             raise EquivalenceError(f"{compared.run} takes another path than the line says")
         try:
-            cuts = cut_run(packed, run, steps)
+            cuts = cut_run(packed, run, FEW_STEPS)
         except (DatasetError, PackedDataError):
             continue
         path = ChangedPath(run, compared.path, proof.code(0), proof.code(1), cuts)

@@ -50,10 +50,6 @@ _FORMATS = {
 Entity = dict[str, Any]
 
 
-class CrateError(Mistake, ValueError):
-    """The crate can't be written; the message says why."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Written:
     """The folder of a crate, and the numbers of trainings and verdicts in it."""
@@ -66,7 +62,7 @@ class Written:
 def write_crate(root: Path, folder: Path) -> Written:
     """Write the crate of the clone in `root`: published results, and local ones if there are any."""
     if folder.exists():
-        raise CrateError(f"{folder} exists already; name a new folder")
+        raise Mistake(f"{folder} exists already; name a new folder")
     about = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory(prefix="claimcheck-") as scratch:
         database = str(Path(scratch) / "results.db")

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from stages.faults import Mistake
 from stages.results import ClaimFilter, list_judged, open_results
-from stages.upkeep.crate import PROFILE, CrateError, write_crate
+from stages.upkeep.crate import PROFILE, write_crate
 from tests.project import REPOSITORY
 
 HERE = Path(__file__).parent
@@ -69,7 +70,7 @@ def test_same_files_give_the_same_bytes(clone: Path, crate: Path, tmp_path: Path
     written = write_crate(clone, tmp_path / "again")
     assert digest(tmp_path / "again") == digest(crate)
     assert (written.trainings, written.verdicts) == (trainings(), len(claims()))
-    with pytest.raises(CrateError, match="again exists already"):
+    with pytest.raises(Mistake, match="again exists already"):
         write_crate(clone, tmp_path / "again")
 
 

@@ -14,8 +14,8 @@ from stages.datasets.packed import PackedDataError
 from stages.params.experiment import load_params
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore, find_fault
-from stages.scheduling.engine.groups import Group
-from stages.scheduling.engine.ray_bridge import Inbox, Node, Share, Shares, TooMuchCode, copy_code
+from stages.scheduling.engine.groups import EngineError, Group
+from stages.scheduling.engine.ray_bridge import Inbox, Node, Share, Shares, copy_code
 from stages.scheduling.engine.ray_task import TaskRequest, pack_files, place, train_group
 from stages.scheduling.runner import compare, find_experiment
 from tests.object_server import BUCKET, ObjectServer
@@ -168,7 +168,7 @@ def test_node_gets_our_code_and_the_modules_of_the_run_key(
     assert (tmp_path / "code" / "stages" / "worker.py").is_file()
     assert not list((tmp_path / "code").rglob("__pycache__"))
     monkeypatch.setattr("stages.scheduling.engine.ray_bridge.MOST_BYTES", 1000)
-    with pytest.raises(TooMuchCode, match="MiB, but Ray uploads at most 0; the largest file is stages/"):
+    with pytest.raises(EngineError, match="MiB, but Ray uploads at most 0; the largest file is stages/"):
         copy_code([spec], tmp_path / "again")
 
 

@@ -310,15 +310,11 @@ MOST_BYTES = 100 * 2**20
 """Largest working directory that Ray uploads without trouble, in bytes."""
 
 
-class TooMuchCode(EngineError):
-    """More code than Ray uploads."""
-
-
 def copy_code(specs: Iterable[RunSpec], folder: Path) -> None:
     """Copy the code that these runs need into `folder`.
 
     Raises:
-        TooMuchCode: it is larger than Ray allows.
+        EngineError: it is larger than Ray allows.
     """
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
     shutil.copytree(PACKAGE_ROOT / "stages", folder / "stages", ignore=ignored)
@@ -333,7 +329,7 @@ def copy_code(specs: Iterable[RunSpec], folder: Path) -> None:
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if size > MOST_BYTES:
         largest = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-        raise TooMuchCode(
+        raise EngineError(
             f"the code for the nodes has {size / 2**20:.0f} MiB, but Ray uploads at most {MOST_BYTES / 2**20:.0f}; "
             f"the largest file is {largest.relative_to(folder)}: keep data out of packages"
         )
