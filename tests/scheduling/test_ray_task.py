@@ -15,7 +15,7 @@ from stages.params.experiment import load_params
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore, find_fault
 from stages.scheduling.engine.groups import EngineError, Group
-from stages.scheduling.engine.ray_bridge import Inbox, Node, Share, Shares, copy_code
+from stages.scheduling.engine.ray_bridge import Inbox, Resources, Shares, copy_code
 from stages.scheduling.engine.ray_task import TaskRequest, pack_files, place, train_group
 from stages.scheduling.runner import compare, find_experiment
 from tests.object_server import BUCKET, ObjectServer
@@ -172,7 +172,7 @@ def test_node_gets_our_code_and_the_modules_of_the_run_key(
         copy_code([spec], tmp_path / "again")
 
 
-NODES = [Node(cpus=0, gpus=0), Node(cpus=8, gpus=2), Node(cpus=6, gpus=2)]
+NODES = [Resources(cpus=0, gpus=0), Resources(cpus=8, gpus=2), Resources(cpus=6, gpus=2)]
 
 
 def test_all_nodes_use_the_thread_count_of_the_smallest() -> None:
@@ -190,7 +190,7 @@ def test_tasks_share_a_gpu_equally_unless_memory_ran_out() -> None:
 def test_gpus_that_share_a_run_are_whole_and_on_one_node() -> None:
     """Ray assigns GPUs of one node to a task and numbers them from 0."""
     shares = Shares(["cuda:2+cuda:3"] * 2)
-    assert shares.of(NODES, is_alone=False) == (Share(cpus=2, gpus=2), "cuda:0+cuda:1", 2)
+    assert shares.of(NODES, is_alone=False) == (Resources(cpus=2, gpus=2), "cuda:0+cuda:1", 2)
     assert shares.room(NODES) == 2 + 2, "one group on each of two nodes, and two waiting"
     assert shares.lack(NODES) == ""
     asked = "a run takes 3 GPUs of one node, and no node of the cluster has more than 2: it waits for one"

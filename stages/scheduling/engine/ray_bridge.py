@@ -36,16 +36,8 @@ SHORT_OF_MEMORY = "Ray ended its process because the node was short of memory"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
-    """Resources of a living node of the cluster."""
-
-    cpus: float
-    gpus: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """Resources that one task takes from its node."""
+class Resources:
+    """Processors and GPUs of a living node of the cluster, or those that one task takes from its node."""
 
     cpus: float
     gpus: float = 0.0
@@ -179,7 +171,7 @@ class _Bridge:
             for reference in over:
                 self.commands.send((self.tasks.pop(reference), "ended", self._reason(reference)))
 
-    def submit(self, number: int, request: TaskRequest, share: Share) -> None:
+    def submit(self, number: int, request: TaskRequest, share: Resources) -> None:
         """Submit a task that Ray runs at most once, because the engine counts attempts."""
         group, packed = request.group, []
         if not self.is_alone:  # Ray brings the data's files once to each node that needs them
@@ -201,9 +193,9 @@ class _Bridge:
     def nodes(self) -> None:
         self.commands.send(("nodes", self._nodes()))
 
-    def _nodes(self) -> list[Node]:
+    def _nodes(self) -> list[Resources]:
         alive = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        return [Node(cpus=has.get("CPU", 0.0), gpus=has.get("GPU", 0.0)) for has in alive]
+        return [Resources(cpus=has.get("CPU", 0.0), gpus=has.get("GPU", 0.0)) for has in alive]
 
     def _reason(self, reference: Any) -> str:
         errors = self.ray.exceptions
@@ -342,22 +334,22 @@ class Shares:
         self._kinds = [name.partition(":")[0] for name in devices[0].split("+")]
         self._together = len(devices)
 
-    def of(self, nodes: Sequence[Node], *, is_alone: bool) -> tuple[Share, str, int]:
+    def of(self, nodes: Sequence[Resources], *, is_alone: bool) -> tuple[Resources, str, int]:
         """Return the share, the device and the number of threads.
 
         The number of threads is the same on every node, because it decides the last digits.  Several GPUs that train
         one run together are whole ones of one node; Ray chooses them.
         """
         if (ranks := len(self._kinds)) > 1 and self.device(nodes) == "cuda":
-            return Share(cpus=ranks, gpus=ranks), self._ranks(nodes), ranks
+            return Resources(cpus=ranks, gpus=ranks), self._ranks(nodes), ranks
         if self.device(nodes) == "cuda":
             # as many tasks share a GPU as there are devices in the list
-            return Share(cpus=1, gpus=1.0 if is_alone else 1 / self._together), "cuda", 1
+            return Resources(cpus=1, gpus=1.0 if is_alone else 1 / self._together), "cuda", 1
         threads = self._threads(nodes)
         cpus = self._fewest_cpus(nodes) if is_alone else threads
-        return Share(cpus=cpus), self._ranks(nodes), threads
+        return Resources(cpus=cpus), self._ranks(nodes), threads
 
-    def room(self, nodes: Sequence[Node]) -> int:
+    def room(self, nodes: Sequence[Resources]) -> int:
         """Return how many groups to keep submitted: all that the cluster can train at once, and some that wait."""
         if self.device(nodes) == "cuda" and (ranks := len(self._kinds)) > 1:
             places = sum(int(node.gpus) // ranks for node in nodes)
@@ -367,7 +359,7 @@ class Shares:
             places = sum(int(node.cpus) // self._threads(nodes) for node in nodes)
         return places + max(2, places // 4)
 
-    def lack(self, nodes: Sequence[Node]) -> str:
+    def lack(self, nodes: Sequence[Resources]) -> str:
         """Explain why no node can take a group ("" if one can); the group waits, because a cluster may grow."""
         ranks = len(self._kinds)
         if self.device(nodes) != "cuda" or any(node.gpus >= ranks for node in nodes):
@@ -376,20 +368,20 @@ class Shares:
         needed = f"{ranks} GPUs" if ranks > 1 else "a GPU"
         return f"a run takes {needed} of one node, and no node of the cluster has more than {most}: it waits for one"
 
-    def device(self, nodes: Sequence[Node]) -> str:
+    def device(self, nodes: Sequence[Resources]) -> str:
         """Return `cpu` or `cuda`; `auto` is `cuda` if any node has a GPU."""
         kind = self._kinds[0]
         if kind == "auto":
             return "cuda" if any(node.gpus for node in nodes) else "cpu"
         return kind
 
-    def _ranks(self, nodes: Sequence[Node]) -> str:
+    def _ranks(self, nodes: Sequence[Resources]) -> str:
         """Return the devices of one run by the names that they have on a node: `cpu`, `cpu+cpu`, `cuda:0+cuda:1`."""
         kinds = [self.device(nodes) if kind == "auto" else kind for kind in self._kinds]
         return "+".join(f"{kind}:{number}" if kind == "cuda" else kind for number, kind in enumerate(kinds))
 
-    def _threads(self, nodes: Sequence[Node]) -> int:
+    def _threads(self, nodes: Sequence[Resources]) -> int:
         return max(1, self._fewest_cpus(nodes) // self._together)
 
-    def _fewest_cpus(self, nodes: Sequence[Node]) -> int:
+    def _fewest_cpus(self, nodes: Sequence[Resources]) -> int:
         return int(min((node.cpus for node in nodes if node.cpus >= 1), default=1))

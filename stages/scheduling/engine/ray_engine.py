@@ -21,7 +21,7 @@ from stages.runs.object_store import ObjectStore
 from stages.runs.store import STATE, RunStore, Store, stack_id
 from stages.scheduling.engine.groups import EngineError, Event, Group, Report, TrainingsKilled
 from stages.scheduling.engine.leases import End, Lease, LeaseLost, Leases, claim_group, describe_failure, publish
-from stages.scheduling.engine.ray_bridge import LOST, SHORT_OF_MEMORY, Cluster, Node, Shares
+from stages.scheduling.engine.ray_bridge import LOST, SHORT_OF_MEMORY, Cluster, Resources, Shares
 from stages.scheduling.engine.ray_task import TaskRequest
 
 _TICK_SECONDS = 0.1
@@ -101,7 +101,7 @@ class _Engine:
         self.alone: set[str] = set()  # labels of groups that train again, alone on their device
         self.holders: dict[str, str] = {}
         self.number = 0
-        self.nodes: list[Node] | None = None
+        self.nodes: list[Resources] | None = None
         self.dashboard, self.printed, self.store_refused = "", "", ""
         self.reached = self.listened = time.monotonic()
         self.nodes_requested = self.claims_from = 0.0
@@ -173,7 +173,7 @@ class _Engine:
                 task.stepped = min(now, task.stepped + now - self.listened)
             self._watch()
 
-    def _submit_more(self, nodes: Sequence[Node]) -> None:
+    def _submit_more(self, nodes: Sequence[Resources]) -> None:
         if time.monotonic() < self.claims_from:
             return
         if self.waiting and (lack := self.shares.lack(nodes)):
@@ -187,7 +187,7 @@ class _Engine:
             self.waiting.extend(elsewhere)
             self.claims_from = time.monotonic() + self.store.poll_seconds
 
-    def _submit(self, group: Group, nodes: Sequence[Node]) -> bool:
+    def _submit(self, group: Group, nodes: Sequence[Resources]) -> bool:
         """Claim a group and submit it; return False if another process holds it."""
         if group.is_published(self.store):
             self.report(Event(kind="elsewhere", label=group.label))
