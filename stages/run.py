@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 STRICT = {"extra": "forbid"}
 
-Precision = Literal["float32", "tf32", "bfloat16"]
+Precision = Literal["float32", "tf32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,8 @@ class RecipeSpec:
 class Protocol:
     """Settings that all arms of an experiment share.  The last two fields cut the work; printed protocols lack them.
 
-    `mean` and `std` are for images, one value per channel; tables and texts are used as packed.
+    `mean` and `std` are for images, one value per channel; tables and texts are used as packed.  `batch_size` counts
+    the rows of a step; `accumulate` computes them in so many parts.  `ema` is the decay of averaged weights.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -138,10 +139,17 @@ class Protocol:
     split: SplitSpec = dataclasses.field(default_factory=SplitSpec)
     early_stop: EarlyStopSpec | None = None
     recipe: RecipeSpec | None = None
+    accumulate: int | None = None
+    ema: float | None = None
     compile: bool = False
     observe_test: bool = True
     train_images: int | None = None
     steps_per_epoch: int | None = None
+
+    @property
+    def has_options(self) -> bool:
+        """True if `stages.training.options` trains instead of the plain loop."""
+        return self.precision == "float16" or self.accumulate is not None or self.ema is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -464,6 +464,17 @@ def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Prot
     if (optimizer.name == "imported") != (optimizer.address is not None):
         raise ParamsError(f"{path}: {key_path}.optimizer.name is {optimizer.name!r}; write its package.module:name")
     check_recipe(protocol.recipe or RecipeSpec(), path, f"{key_path}.recipe")
+    if optimizer.name in ("cg_fac", "kfac") and (protocol.accumulate or protocol.precision == "float16"):
+        option = "accumulate" if protocol.accumulate else "precision: float16"
+        raise ParamsError(
+            f"{path}: {key_path} has {option} with {optimizer.name}, which takes the curvature of one unscaled pass; "
+            "leave it out"
+        )
+    if protocol.accumulate and protocol.recipe and protocol.recipe.class_weights:
+        raise ParamsError(
+            f"{path}: {key_path}.accumulate and .recipe.class_weights are set; the parts of a batch would weight "
+            "classes in other proportions than the batch; leave one out"
+        )
     schedule = protocol.schedule
     if schedule.name == "steps" and (not schedule.milestones or schedule.factor is None):
         raise ParamsError(

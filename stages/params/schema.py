@@ -29,6 +29,8 @@ PROTOCOL: Mapping[str, Bounds] = {
     "batch_size": _COUNT,
     "epochs": _COUNT,
     "train_images": _COUNT,
+    "accumulate": (2, "at least", math.inf),
+    "ema": (0, "above", 1),
     "steps_per_epoch": _COUNT,
     "std": _POSITIVE,
     "optimizer.lr": _POSITIVE,

@@ -292,7 +292,8 @@ def _version(top: str) -> str | None:
     return f"{names[0]}=={metadata.version(names[0])}" if names else None
 
 
-IMPORTED_MODEL, RECIPE = "stages.papers.imported.model:ImportedModel", "stages.training.recipe"
+IMPORTED_MODEL = "stages.papers.imported.model:ImportedModel"
+RECIPE, OPTIONS = "stages.training.recipe", "stages.training.options"
 
 
 def model_addresses(path: str, arguments: Mapping[str, Any]) -> list[str]:
@@ -301,12 +302,13 @@ def model_addresses(path: str, arguments: Mapping[str, Any]) -> list[str]:
 
 
 def imported_modules_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the modules that a spec names: those of its model's and optimiser's callables, and of its recipe."""
+    """Return the modules that a spec names: those of its model's and optimiser's callables, recipe and options."""
     protocol = spec["protocol"]
     names = model_addresses(**spec["model"])[1:]
     names += [protocol["optimizer"]["address"]] if "address" in protocol["optimizer"] else []
     recipe = protocol.get("recipe")
     names += [] if recipe is None else [RECIPE, *(["torchvision"] if {"transforms", "mix"} & recipe.keys() else [])]
+    names += [OPTIONS] if {"accumulate", "ema"} & protocol.keys() or protocol.get("precision") == "float16" else []
     return tuple(name.partition(":")[0] for name in names)
 
 
