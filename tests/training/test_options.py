@@ -2,7 +2,7 @@
 
 import dataclasses
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, S
 from stages.runs.fingerprint import OPTIONS, code_today
 from stages.runs.store import FolderScratch, RunStore
 from stages.scheduling.engine.groups import is_worth_stacking
+from stages.scheduling.planning import add_up, plan_costs
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import Outcome, TrainingState, TrainingStopped, measure, seeded_model
 from stages.training.options import with_options
@@ -198,3 +199,13 @@ def test_options_train_on_one_device_and_unstacked(options: dict[str, Any]) -> N
     spec = RunSpec(model=model, protocol=plain, data_digest="", replicate=REPLICATE, code={})
     assert is_worth_stacking(spec, 1000)
     assert not is_worth_stacking(dataclasses.replace(spec, protocol=dataclasses.replace(plain, **options)), 1000)
+
+
+def test_plan_prices_parts_as_steps_and_float16_as_bfloat16(tmp_path: Path) -> None:
+    def plan(flops: int, **fields: Any) -> Mapping[str, float]:
+        params = params_with(tmp_path, {"name": "torchvision.models:resnet18"}, {"epochs": 2} | fields)
+        costs = plan_costs(params, params.profile, ["own"], lambda model, shape, text: flops)
+        return add_up(costs.values(), params.rates).seconds
+
+    assert plan(10**12, precision="float16") == plan(10**12, precision="bfloat16") != plan(10**12)
+    assert plan(1, accumulate=4)["cuda"] > 3 * plan(1)["cuda"]
