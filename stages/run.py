@@ -64,14 +64,19 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSpec:
-    """Learning rate over the steps of a run; `stages.training.schedule` has the formulas."""
+    """Learning rate over the steps of a run; `stages.training.schedule` has the formulas.
+
+    The schedule `imported` is a class of `torch.optim.lr_scheduler` or another package, like the optimiser `imported`.
+    """
 
     __pydantic_config__: ClassVar = STRICT
-    name: Literal["constant", "cosine", "steps"] = "constant"
+    name: Literal["constant", "cosine", "steps", "imported"] = "constant"
     warmup_steps: int | None = None
     floor: float | None = None
     milestones: tuple[float, ...] | None = None
     factor: float | None = None
+    address: str | None = None
+    arguments: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +114,7 @@ class RecipeSpec:
     """Additions to the training on images, which don't affect validation and test.
 
     `class_weights` are given per class, or `balanced`: the inverse of each class's share.  `transforms` of single
-    images and `mix` of whole batches are those of `torchvision.transforms.v2`, each given by its `name` and keywords.
+    images and `mix` of whole batches are those of `torchvision.transforms.v2`, or `package.module:name`, with keywords.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -149,7 +154,8 @@ class Protocol:
     @property
     def has_options(self) -> bool:
         """True if `stages.training.options` trains instead of the plain loop."""
-        return self.precision == "float16" or self.accumulate is not None or self.ema is not None
+        is_imported = self.schedule.address is not None
+        return is_imported or self.precision == "float16" or self.accumulate is not None or self.ema is not None
 
 
 @dataclass(frozen=True, kw_only=True)

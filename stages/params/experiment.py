@@ -18,10 +18,12 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from stages.params.callables import signature_of
-from stages.params.foreign import check_recipe, imported_optimizer
+from stages.params.foreign import imported_optimizer, imported_recipe, imported_schedule
+from stages.params.plugins import address_of
 from stages.params.schema import ParamsError as ParamsError
 from stages.params.schema import (
     check_choice,
+    classes_of,
     hint,
     known_papers,
     model_path,
@@ -37,7 +39,6 @@ from stages.run import (
     OptimizerSpec,
     Precision,
     Protocol,
-    RecipeSpec,
     Replicate,
     RunSpec,
 )
@@ -412,6 +413,7 @@ def _read_experiment(
         arms = expand_arms(file.arms)
     except ValueError as error:
         raise ParamsError(f"{path}: {error}") from None
+    arms = {name: _with_address(arm, entry.paper, path) for name, arm in arms.items()}
     for arm in arms.values():
         model_path(entry.paper, arm.model, path, f"arms.{arm.name}.model")
         if arm.protocol:
@@ -425,6 +427,15 @@ def _read_experiment(
         seeds=seeds,
         arms=arms,
     )
+
+
+def _with_address(arm: ArmParams, paper: str, path: Path) -> ArmParams:
+    """Return the arm with the address of its model if that is a plugin."""
+    known, name = classes_of(paper), arm.model.get("name")
+    if name is None or name in known:
+        return arm
+    address = address_of("models", str(name), known, path, f"arms.{arm.name}.model.name")
+    return dataclasses.replace(arm, model={**arm.model, "name": address})
 
 
 # Fields of the optimisers of `stages.optim`: those that are not set unless a file sets them.
@@ -444,6 +455,8 @@ def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Prot
     """Read a protocol whose numbers allow training; the split's numbers are also checked together."""
     if isinstance(fields.get("optimizer"), Mapping):
         fields = {**fields, "optimizer": imported_optimizer(fields["optimizer"], path, f"{key_path}.optimizer")}
+    if isinstance(fields.get("schedule"), Mapping):
+        fields = {**fields, "schedule": imported_schedule(fields["schedule"], path, f"{key_path}.schedule")}
     protocol = validate(_protocol_schema(), fields, path, key_path)
     if wrong := out_of_range(protocol):
         name, value, expected = wrong
@@ -463,7 +476,9 @@ def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Prot
         raise ParamsError(f"{path}: {key_path}.optimizer.clip_norm is set, but {optimizer.name} doesn't use it")
     if (optimizer.name == "imported") != (optimizer.address is not None):
         raise ParamsError(f"{path}: {key_path}.optimizer.name is {optimizer.name!r}; write its package.module:name")
-    check_recipe(protocol.recipe or RecipeSpec(), path, f"{key_path}.recipe")
+    if protocol.recipe is not None:
+        recipe = imported_recipe(protocol.recipe, path, f"{key_path}.recipe")
+        protocol = dataclasses.replace(protocol, recipe=recipe)
     if optimizer.name in ("cg_fac", "kfac") and (protocol.accumulate or protocol.precision == "float16"):
         option = "accumulate" if protocol.accumulate else "precision: float16"
         raise ParamsError(
@@ -476,6 +491,8 @@ def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Prot
             "classes in other proportions than the batch; leave one out"
         )
     schedule = protocol.schedule
+    if (schedule.name == "imported") != (schedule.address is not None):
+        raise ParamsError(f"{path}: {key_path}.schedule.name is {schedule.name!r}; write its package.module:name")
     if schedule.name == "steps" and (not schedule.milestones or schedule.factor is None):
         raise ParamsError(
             f"{path}: {key_path}.schedule is 'steps'; it needs milestones (parts of the run) and a factor"

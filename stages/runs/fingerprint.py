@@ -302,13 +302,17 @@ def model_addresses(path: str, arguments: Mapping[str, Any]) -> list[str]:
 
 
 def imported_modules_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the modules that a spec names: those of its model's and optimiser's callables, recipe and options."""
+    """Return the modules that a spec names: those of its callables, its recipe and its options."""
     protocol = spec["protocol"]
     names = model_addresses(**spec["model"])[1:]
     names += [protocol["optimizer"]["address"]] if "address" in protocol["optimizer"] else []
     recipe = protocol.get("recipe")
     names += [] if recipe is None else [RECIPE, *(["torchvision"] if {"transforms", "mix"} & recipe.keys() else [])]
-    names += [OPTIONS] if {"accumulate", "ema"} & protocol.keys() or protocol.get("precision") == "float16" else []
+    transforms = [*(recipe or {}).get("transforms", ()), *(recipe or {}).get("mix", ())]
+    names += [one["name"] for one in transforms if ":" in one["name"]]
+    schedule = [protocol["schedule"]["address"]] if "address" in protocol.get("schedule", {}) else []
+    has_options = schedule or {"accumulate", "ema"} & protocol.keys() or protocol.get("precision") == "float16"
+    names += [OPTIONS, *schedule] if has_options else []
     return tuple(name.partition(":")[0] for name in names)
 
 

@@ -1,17 +1,22 @@
-"""Options of the training loop: gradients added over parts of a batch, averaged weights, and float16.
+"""Options of the training loop: gradients added over parts of a batch, averaged weights, float16, other schedules.
 
 Nothing else imports this module, so it is in the run keys of those runs alone that use it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from importlib import import_module
+from inspect import isclass, signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from stages.run import ScheduleSpec
 from stages.training.loop import Outcome, Progress, TrainingState, _Training
 from stages.training.session import Session, flushing_denormals
 
@@ -27,6 +32,8 @@ class OptionsTraining(_Training):
     `ema` is the decay of an average of the weights that is updated after each step (PyTorch's `AveragedModel`).  The
     average is what is validated, observed and saved, with the latest batch statistics.
 
+    A `schedule` of another package sets the learning rate of each step.
+
     `float16` casts like `torch.autocast` and scales the loss by `GradScaler`, which skips steps that overflow.
     """
 
@@ -39,6 +46,8 @@ class OptionsTraining(_Training):
         self.network, self.average = network, average
         if average is not None:
             self.model = _Averaged(network, average)
+        is_imported = protocol.schedule.address is not None
+        self.rates = rates_of(protocol.schedule, protocol.optimizer.lr, self.total_steps) if is_imported else None
         if protocol.precision == "float16":
             self.optimizer: Any = _ScaledOptimizer(self.optimizer, self.device)
 
@@ -49,6 +58,10 @@ class OptionsTraining(_Training):
         return outcome
 
     def _step(self, rows: Tensor, epoch: int, index: int) -> Tensor:
+        if self.rates is not None:  # the plain loop takes the optimiser's rate at each step
+            rate = self.rates[epoch * self.steps_per_epoch + index]
+            optimizer = dataclasses.replace(self.protocol.optimizer, lr=rate)
+            self.protocol = dataclasses.replace(self.protocol, optimizer=optimizer)
         sums = super()._step(rows, epoch, index)
         if self.average is not None:
             self.average.update_parameters(self.network)
@@ -67,6 +80,31 @@ class OptionsTraining(_Training):
                 (self.optimizer.scaler.scale(share) if dtype is torch.float16 else share).backward()
             sums.append(self.task.sums(outputs.detach(), wanted, loss.detach()))
         return torch.stack(sums).sum(0)
+
+
+def rates_of(schedule: ScheduleSpec, base: float, steps: int) -> list[float]:
+    """Return the learning rate of each step under a schedule of another package, which starts from `base`.
+
+    Raises:
+        ValueError: the schedule isn't an `LRScheduler`, or can't be built.
+    """
+    module, _, name = str(schedule.address).partition(":")
+    make = getattr(import_module(module), name)
+    if not (isclass(make) and issubclass(make, LRScheduler)):
+        raise ValueError(f"{schedule.address} is no torch.optim.lr_scheduler.LRScheduler")
+    # an optimiser without momentum, which some schedules would change, too
+    optimizer = torch.optim.Adagrad([torch.zeros(1, requires_grad=True)], lr=base)
+    length = {"total_steps": steps} if "total_steps" in signature(make).parameters else {}
+    try:
+        scheduler = make(optimizer, **length | dict(schedule.arguments or {}))
+        rates = []
+        for _ in range(steps):
+            rates.append(float(optimizer.param_groups[0]["lr"]))
+            optimizer.step()
+            scheduler.step()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{schedule.address}: {error}") from None
+    return rates
 
 
 class _Averaged(nn.Module):
@@ -127,7 +165,7 @@ def with_options(session: Session, devices: int) -> Session:
     """
     if devices > 1:
         raise ValueError(
-            "a training with accumulate, ema or float16 can't be shared among devices; name one device, e.g. "
-            "--device cuda:0"
+            "a training with accumulate, ema, float16 or another package's schedule can't be shared among devices; "
+            "name one device, e.g. --device cuda:0"
         )
     return OptionsSession(session.spec, session.model, session.task, session.observe)

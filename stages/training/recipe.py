@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from inspect import isclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from stages.run import RecipeSpec
 from stages.training.images import ImageClassification
@@ -64,11 +65,21 @@ class RecipeTask(ImageClassification):
 
 
 def _build(specs: Sequence[Mapping[str, Any]], **given: Any) -> list[Any]:
-    v2 = import_module("torchvision.transforms.v2") if specs else None
-    return [
-        getattr(v2, spec["name"])(**given, **{key: value for key, value in spec.items() if key != "name"})
-        for spec in specs
-    ]
+    """Build transforms of torchvision, or of another package's module in front of their name.
+
+    Raises:
+        ValueError: one isn't an `nn.Module`, as all of torchvision's are.
+    """
+    made = []
+    for spec in specs:
+        module, _, name = spec["name"].rpartition(":")
+        make = getattr(import_module(module or "torchvision.transforms.v2"), name)
+        if not (isclass(make) and issubclass(make, nn.Module)):
+            raise ValueError(f"{spec['name']} is no nn.Module")
+        # torchvision can't draw with an alpha that is an int
+        arguments = {key: float(value) if key == "alpha" else value for key, value in spec.items() if key != "name"}
+        made.append(make(**given, **arguments))
+    return made
 
 
 def with_recipe(session: Session, devices: int) -> Session:
