@@ -114,12 +114,14 @@ class RecipeSpec:
     """Additions to the training on images, which don't affect validation and test.
 
     `class_weights` are given per class, or `balanced`: the inverse of each class's share.  `transforms` of single
-    images and `mix` of whole batches are those of `torchvision.transforms.v2`, or `package.module:name`, with keywords.
+    images and `mix` of whole batches are those of `torchvision.transforms.v2`, or `package.module:name`, with keywords;
+    so is `loss`, a module of logits and labels in place of cross entropy.
     """
 
     __pydantic_config__: ClassVar = STRICT
     label_smoothing: float | None = None
     class_weights: tuple[float, ...] | Literal["balanced"] | None = None
+    loss: Mapping[str, Any] | None = None
     transforms: tuple[Mapping[str, Any], ...] | None = None
     mix: tuple[Mapping[str, Any], ...] | None = None
 

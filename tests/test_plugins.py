@@ -17,15 +17,16 @@ from stages.datasets.verified import DatasetError
 from stages.params.experiment import ParamsError, SourceFile, load_params
 from stages.params.plugins import find_plugins
 from stages.params.stage_inputs import stage_inputs
-from stages.run import OptimizerSpec, RunSpec, ScheduleSpec
+from stages.run import OptimizerSpec, RecipeSpec, RunSpec, ScheduleSpec
 from stages.runs import fingerprint
+from stages.training.images import ImageClassification
 from stages.training.options import rates_of
-from stages.training.recipe import _build
+from stages.training.recipe import RecipeTask, _build
 from tests.datasets.test_own import pack
 from tests.datasets.tiny import declare
 from tests.test_imported import OWN, forget, keyed, params_with
 from tests.training.test_loop import make_protocol
-from tests.training.test_options import train
+from tests.training.test_options import IMAGES, train
 
 CODE = (
     OWN
@@ -39,6 +40,15 @@ class Slow(torch.optim.SGD):
 class Halving(LambdaLR):
     def __init__(self, optimizer, every: int):
         super().__init__(optimizer, lambda step: 0.5 ** (step // every))
+
+class Focal(nn.Module):
+    def __init__(self, gamma: float = 2.0):
+        super().__init__()
+        self.gamma = gamma
+
+    def forward(self, logits, labels):
+        surprise = nn.functional.cross_entropy(logits, labels, reduction="none")
+        return ((1 - (-surprise).exp()) ** self.gamma * surprise).mean()
 
 class Invert(nn.Module):
     def forward(self, image):
@@ -59,6 +69,7 @@ OFFERED = {
     "models": {"small_net": "Net", "ViT": "Net"},
     "optimizers": {"slow": "Slow"},
     "schedules": {"halving": "Halving"},
+    "losses": {"focal": "Focal"},
     "transforms": {"invert": "Invert"},
     "readers": {"rows": "read"},
 }
@@ -107,7 +118,7 @@ def reread() -> None:
 PROTOCOL = {
     "optimizer": {"name": "slow", "lr": 0.1, "momentum": 0.5},
     "schedule": {"name": "halving", "every": 2},
-    "recipe": {"transforms": [{"name": "invert"}, {"name": "RandAugment"}]},
+    "recipe": {"loss": {"name": "focal", "gamma": 0.0}, "transforms": [{"name": "invert"}, {"name": "RandAugment"}]},
 }
 
 
@@ -120,6 +131,7 @@ def test_plugins_mean_their_address_and_are_keyed_by_their_version(install: Inst
     protocol = spec.to_dict()["protocol"]
     assert (protocol["optimizer"]["address"], protocol["schedule"]["address"]) == ("lab_nets:Slow", "lab_nets:Halving")
     assert [one["name"] for one in protocol["recipe"]["transforms"]] == ["lab_nets:Invert", "RandAugment"]
+    assert protocol["recipe"]["loss"] == {"name": "lab_nets:Focal", "gamma": 0.0}
     assert spec.code["lab_nets"] == "nets-of-a-lab==1.0"
     roots = stage_inputs(load_params(tmp_path))["train@own"].roots
     assert "lab_nets" in roots and "stages.papers.imported" in roots
@@ -158,6 +170,9 @@ def test_unknown_and_ambiguous_names_are_explained(install: Install, tmp_path: P
         ({"name": "small_net"}, {"schedule": {"name": "cosin"}}, r"did you mean cosine\?"),
         ({"name": "small_net"}, {"schedule": {"name": "halving"}}, "schedule.every is missing"),
         ({"name": "small_net"}, {"recipe": {"transforms": [{"name": "invrt"}]}}, r"did you mean invert\?"),
+        ({"name": "small_net"}, {"recipe": {"loss": {"name": "focl"}}}, r"did you mean focal\?"),
+        ({"name": "small_net"}, {"recipe": {"loss": {"name": "focal", "gama": 1}}}, r"loss.gama .did you mean gamma"),
+        ({"name": "small_net"}, {"recipe": {"loss": {"name": "focal"}, "label_smoothing": 0.1}}, "leave out label_smo"),
         ({"name": "small_net"}, {"recipe": {"mix": [{"name": "invert"}]}}, "transforms, because it mixes no images"),
         ({"name": "small_net"}, {"recipe": {"transforms": [{"name": "MixUp"}]}}, "mix, because it mixes images"),
     ):
@@ -212,6 +227,18 @@ def test_schedule_of_torch_sets_the_rate_of_each_step(name: str, arguments: dict
     assert rates_of(spec, 0.1, 8) == pytest.approx(expected)
     _, outcome = train(make_protocol(schedule=spec, epochs=2, optimizer=OptimizerSpec(name="sgd", lr=0.1)))
     assert [row["lr"] for row in outcome.history] == pytest.approx([expected[3], expected[7]])
+
+
+def test_loss_of_a_plugin_replaces_cross_entropy_in_training(install: Install) -> None:
+    install("nets-of-a-lab", "1.0", "lab_nets")
+    plain, generator = ImageClassification(IMAGES, make_protocol()), torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(30, 4, generator=generator), IMAGES.labels
+    for gamma, is_same in ((0.0, True), (2.0, False)):
+        loss = {"name": "lab_nets:Focal", "gamma": gamma}
+        task = RecipeTask(plain, RecipeSpec(loss=loss), 4, torch.arange(30))
+        assert torch.allclose(task.loss(logits, labels), plain.loss(logits, labels)) == is_same
+        with torch.no_grad():
+            assert task.loss(logits, labels) == plain.loss(logits, labels)
 
 
 def test_only_schedules_and_modules_are_called() -> None:

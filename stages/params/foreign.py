@@ -56,10 +56,10 @@ def imported_schedule(fields: Mapping[str, Any], path: Path, key_path: str) -> M
 
 
 def imported_recipe(recipe: RecipeSpec, path: Path, key_path: str) -> RecipeSpec:
-    """The recipe with the address of each transform that isn't torchvision's.
+    """The recipe with the address of its loss, and of each transform that isn't torchvision's.
 
     Raises:
-        ParamsError: there is no such transform, it takes no such keyword, or it is listed with the wrong ones.
+        ParamsError: there is no such loss or transform, it takes no such keyword, or it is listed with the wrong ones.
     """
     found: dict[str, Any] = {}
     for part in ("transforms", "mix"):
@@ -78,4 +78,13 @@ def imported_recipe(recipe: RecipeSpec, path: Path, key_path: str) -> RecipeSpec
                 other = "mix, because it mixes images" if mixes else "transforms, because it mixes no images"
                 raise ParamsError(f"{path}: {place}.name is {name!r}, which belongs in {key_path}.{other}")
             found[part] = (*found.get(part, ()), {**one, "name": name})
+    if recipe.loss is not None:
+        address = address_of("losses", str(recipe.loss.get("name")), (), path, f"{key_path}.loss.name")
+        given = {key: value for key, value in recipe.loss.items() if key != "name"}
+        check_keywords(address, given, path, f"{key_path}.loss")
+        if recipe.label_smoothing is not None or recipe.class_weights is not None:
+            raise ParamsError(
+                f"{path}: {key_path}.loss is set; leave out label_smoothing and class_weights"
+            )
+        found["loss"] = {**given, "name": address}
     return dataclasses.replace(recipe, **found)

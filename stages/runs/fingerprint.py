@@ -328,8 +328,8 @@ def imported_modules_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
     names += [protocol["optimizer"]["address"]] if "address" in protocol["optimizer"] else []
     recipe = protocol.get("recipe")
     names += [] if recipe is None else [RECIPE, *(["torchvision"] if {"transforms", "mix"} & recipe.keys() else [])]
-    transforms = [*(recipe or {}).get("transforms", ()), *(recipe or {}).get("mix", ())]
-    names += [one["name"] for one in transforms if ":" in one["name"]]
+    parts = [] if recipe is None else [*recipe.get("transforms", ()), *recipe.get("mix", ()), recipe.get("loss", {})]
+    names += [one["name"] for one in parts if ":" in one.get("name", "")]
     schedule = [protocol["schedule"]["address"]] if "address" in protocol.get("schedule", {}) else []
     has_options = schedule or {"accumulate", "ema"} & protocol.keys() or protocol.get("precision") == "float16"
     names += [OPTIONS, *schedule] if has_options else []

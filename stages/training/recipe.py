@@ -1,4 +1,4 @@
-"""Additions to the training on images: label smoothing, class weights, and transforms of torchvision.
+"""Additions to the training on images: label smoothing, class weights, other losses, and transforms.
 
 Nothing else imports this module, so it is in the run keys of those runs alone that use it.
 """
@@ -34,6 +34,7 @@ class RecipeTask(ImageClassification):
             is_balanced = recipe.class_weights == "balanced"
             weights = len(labels) / (classes * counts) if is_balanced else torch.tensor(recipe.class_weights)
             self.weights = weights.float().to(self.device)
+        self.losses = _build([recipe.loss] if recipe.loss else ())
         self.transforms = _build(recipe.transforms or ())
         self.mix = _build(recipe.mix or (), num_classes=classes)
 
@@ -57,6 +58,8 @@ class RecipeTask(ImageClassification):
         """The recipe's loss in training, the plain one where nothing is learned from it."""
         if not torch.is_grad_enabled():
             return super().loss(logits, labels)
+        if self.losses:
+            return self.losses[0](logits.float(), labels)
         return F.cross_entropy(logits.float(), labels, weight=self.weights, label_smoothing=self.smoothing)
 
     def sums(self, logits: Tensor, labels: Tensor, loss: Tensor) -> Tensor:
@@ -65,7 +68,7 @@ class RecipeTask(ImageClassification):
 
 
 def _build(specs: Sequence[Mapping[str, Any]], **given: Any) -> list[Any]:
-    """Build transforms of torchvision, or of another package's module in front of their name.
+    """Build transforms of torchvision, or modules of the package in front of their name.
 
     Raises:
         ValueError: one isn't an `nn.Module`, as all of torchvision's are.
