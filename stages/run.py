@@ -159,6 +159,16 @@ class Protocol:
         is_imported = self.schedule.address is not None
         return is_imported or self.precision == "float16" or self.accumulate is not None or self.ema is not None
 
+    @property
+    def contradiction(self) -> str | None:
+        """Reason why the loop's options can't be used with the other settings; None if they can."""
+        if self.accumulate and self.recipe is not None and self.recipe.class_weights is not None:
+            return "accumulate and recipe.class_weights are set, but parts of a batch would weight classes otherwise"
+        used = "accumulate" if self.accumulate else "float16" if self.precision == "float16" else None
+        if used and self.optimizer.name in ("cg_fac", "kfac"):
+            return f"{used} is used with {self.optimizer.name}, which takes the curvature of one pass of the plain loss"
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Replicate:

@@ -11,15 +11,14 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from stages.params.callables import signature_of
-from stages.params.foreign import imported_optimizer, imported_recipe, imported_schedule
 from stages.params.plugins import address_of
+from stages.params.protocol import protocol_schema, read_protocol
 from stages.params.schema import ParamsError as ParamsError
 from stages.params.schema import (
     check_choice,
@@ -27,7 +26,6 @@ from stages.params.schema import (
     hint,
     known_papers,
     model_path,
-    out_of_range,
     read_yaml,
     validate,
 )
@@ -36,7 +34,6 @@ from stages.run import (
     STRICT,
     AugmentationSpec,
     ModelSpec,
-    OptimizerSpec,
     Precision,
     Protocol,
     Replicate,
@@ -395,7 +392,7 @@ def _read_experiment(
     seeds = validate(TypeAdapter(tuple[int, ...]), fields.pop("seeds", None), path, "protocol.seeds")
     if not seeds or len(set(seeds)) != len(seeds):
         raise ParamsError(f"{path}: protocol.seeds is {list(seeds)}; expected at least one seed and no duplicates")
-    printed = _read_protocol(fields, path, "protocol")
+    printed = read_protocol(fields, path, "protocol")
     channels = source.shape[0] if source.kind == "images" else 0
     for field in ("mean", "std"):
         if len(getattr(printed, field)) != channels:
@@ -417,7 +414,7 @@ def _read_experiment(
     for arm in arms.values():
         model_path(entry.paper, arm.model, path, f"arms.{arm.name}.model")
         if arm.protocol:
-            _read_protocol(fields | dict(arm.protocol), path, f"arms.{arm.name}.protocol")
+            read_protocol(fields | dict(arm.protocol), path, f"arms.{arm.name}.protocol")
     return ExperimentParams(
         name=name,
         title=file.title,
@@ -438,72 +435,6 @@ def _with_address(arm: ArmParams, paper: str, path: Path) -> ArmParams:
     return dataclasses.replace(arm, model={**arm.model, "name": address})
 
 
-# Fields of the optimisers of `stages.optim`: those that are not set unless a file sets them.
-_FIRST_ORDER_HAS_NO = tuple(
-    field.name
-    for field in dataclasses.fields(OptimizerSpec)
-    if field.default is None and field.name not in ("decay", "clip_norm", "address", "arguments")
-)
-
-
-@cache
-def _protocol_schema() -> TypeAdapter[Protocol]:
-    return TypeAdapter(Protocol)
-
-
-def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Protocol:
-    """Read a protocol whose numbers allow training; the split's numbers are also checked together."""
-    if isinstance(fields.get("optimizer"), Mapping):
-        fields = {**fields, "optimizer": imported_optimizer(fields["optimizer"], path, f"{key_path}.optimizer")}
-    if isinstance(fields.get("schedule"), Mapping):
-        fields = {**fields, "schedule": imported_schedule(fields["schedule"], path, f"{key_path}.schedule")}
-    protocol = validate(_protocol_schema(), fields, path, key_path)
-    if wrong := out_of_range(protocol):
-        name, value, expected = wrong
-        raise ParamsError(
-            f"{path}: {key_path}.{name} is {list(value) if isinstance(value, tuple) else value}; {expected}"
-        )
-    split = protocol.split
-    if split.kind == "folds" and (split.folds is None or split.folds < 2):
-        raise ParamsError(f"{path}: {key_path}.split.folds is {split.folds}; expected at least 2")
-    if split.kind == "fraction" and (split.fraction is None or not 0 < split.fraction < 1):
-        raise ParamsError(f"{path}: {key_path}.split.fraction is {split.fraction}; expected a number between 0 and 1")
-    optimizer = protocol.optimizer
-    idle = [name for name in _FIRST_ORDER_HAS_NO if getattr(optimizer, name) is not None]
-    if optimizer.name in ("adam", "adamw", "sgd") and idle:
-        raise ParamsError(f"{path}: {key_path}.optimizer.{idle[0]} is set, but {optimizer.name} doesn't use it")
-    if optimizer.name != "imported" and optimizer.clip_norm is not None:
-        raise ParamsError(f"{path}: {key_path}.optimizer.clip_norm is set, but {optimizer.name} doesn't use it")
-    if (optimizer.name == "imported") != (optimizer.address is not None):
-        raise ParamsError(f"{path}: {key_path}.optimizer.name is {optimizer.name!r}; write its package.module:name")
-    if protocol.recipe is not None:
-        recipe = imported_recipe(protocol.recipe, path, f"{key_path}.recipe")
-        protocol = dataclasses.replace(protocol, recipe=recipe)
-    if optimizer.name in ("cg_fac", "kfac") and (protocol.accumulate or protocol.precision == "float16"):
-        option = "accumulate" if protocol.accumulate else "precision: float16"
-        raise ParamsError(
-            f"{path}: {key_path} has {option} with {optimizer.name}, which takes the curvature of one unscaled pass; "
-            "leave it out"
-        )
-    if protocol.accumulate and protocol.recipe and protocol.recipe.class_weights:
-        raise ParamsError(
-            f"{path}: {key_path}.accumulate and .recipe.class_weights are set; the parts of a batch would weight "
-            "classes in other proportions than the batch; leave one out"
-        )
-    schedule = protocol.schedule
-    if (schedule.name == "imported") != (schedule.address is not None):
-        raise ParamsError(f"{path}: {key_path}.schedule.name is {schedule.name!r}; write its package.module:name")
-    if schedule.name == "steps" and (not schedule.milestones or schedule.factor is None):
-        raise ParamsError(
-            f"{path}: {key_path}.schedule is 'steps'; it needs milestones (parts of the run) and a factor"
-        )
-    if protocol.early_stop is not None and split.kind == "none":
-        raise ParamsError(
-            f"{path}: {key_path}.early_stop looks at validation images, but {key_path}.split.kind is 'none'"
-        )
-    return protocol
-
-
 def resolve_protocol(experiment: ExperimentParams, profile: ProfileParams, arm: ArmParams | None = None) -> Protocol:
     """Return the printed protocol with an arm's fields, if given, and the profile's overrides and precision.
 
@@ -511,10 +442,10 @@ def resolve_protocol(experiment: ExperimentParams, profile: ProfileParams, arm: 
         ParamsError: an override has the wrong type or a value that doesn't allow training.
     """
     own = dict(arm.protocol) if arm is not None else {}
-    fields = _protocol_schema().dump_python(experiment.printed) | own | dict(profile.overrides)
+    fields = protocol_schema().dump_python(experiment.printed) | own | dict(profile.overrides)
     if profile.float32_as is not None and fields["precision"] == "float32":
         fields["precision"] = profile.float32_as
-    return _read_protocol(fields, Path("params.yaml"), "profiles.overrides")
+    return read_protocol(fields, Path("params.yaml"), "profiles.overrides")
 
 
 class RunName(NamedTuple):

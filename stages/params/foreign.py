@@ -83,8 +83,6 @@ def imported_recipe(recipe: RecipeSpec, path: Path, key_path: str) -> RecipeSpec
         given = {key: value for key, value in recipe.loss.items() if key != "name"}
         check_keywords(address, given, path, f"{key_path}.loss")
         if recipe.label_smoothing is not None or recipe.class_weights is not None:
-            raise ParamsError(
-                f"{path}: {key_path}.loss is set; leave out label_smoothing and class_weights"
-            )
+            raise ParamsError(f"{path}: {key_path}.loss is set; leave out label_smoothing and class_weights")
         found["loss"] = {**given, "name": address}
     return dataclasses.replace(recipe, **found)

@@ -161,8 +161,10 @@ def with_options(session: Session, devices: int) -> Session:
     """Return the session with its protocol's options.
 
     Raises:
-        ValueError: several devices share the training.
+        ValueError: several devices share the training, or its settings contradict its options.
     """
+    if session.spec.protocol.contradiction:
+        raise ValueError(session.spec.protocol.contradiction)
     if devices > 1:
         raise ValueError(
             "a training with accumulate, ema, float16 or another package's schedule can't be shared among devices; "

@@ -15,7 +15,7 @@ from torch import nn
 
 from stages.checkpoint.predictor import load_predictor
 from stages.datasets.packed import ImageSet
-from stages.params.experiment import ParamsError
+from stages.params.experiment import ParamsError, plan_runs
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
 from stages.runs.fingerprint import OPTIONS, code_today
 from stages.runs.store import FolderScratch, RunStore
@@ -48,14 +48,16 @@ CLIPPED = OptimizerSpec(
 )  # fused optimisers would unscale gradients themselves, after clipping
 
 
+def spec_of(protocol: Protocol) -> RunSpec:
+    model = ModelSpec(path="", arguments={})
+    return RunSpec(model=model, protocol=protocol, data_digest="", replicate=REPLICATE, code={})
+
+
 def train(
     protocol: Protocol, build: Callable[[], nn.Module] = build_vit, state: TrainingState | None = None, **calls: Any
 ) -> tuple[nn.Module, Outcome]:
     model, task = seeded_model(build, REPLICATE), ImageClassification(IMAGES, protocol)
-    spec = RunSpec(
-        model=ModelSpec(path="", arguments={}), protocol=protocol, data_digest="", replicate=REPLICATE, code={}
-    )
-    session = with_options(Session(spec, model, task, lambda model: measure(model, task)), 1)
+    session = with_options(Session(spec_of(protocol), model, task, lambda model: measure(model, task)), 1)
     nothing: dict[str, Any] = {"save": lambda _: None, "progress": lambda _: None, "should_stop": lambda: False}
     return model, session.train(state=state, **nothing | calls)
 
@@ -180,9 +182,12 @@ def test_training_with_options_is_published_and_keyed(tmp_path: Path) -> None:
         ({"accumulate": 1}, "accumulate is 1; expected at least 2"),
         ({"ema": 1.0}, "ema is 1.0; expected above 0 and below 1"),
         ({"precision": "float17"}, "precision"),
-        ({"accumulate": 2, "optimizer": {"name": "kfac", "lr": 0.1}}, "accumulate with kfac, which takes"),
-        ({"precision": "float16", "optimizer": {"name": "cg_fac", "lr": 0.1}}, "float16 with cg_fac"),
-        ({"accumulate": 2, "recipe": {"class_weights": "balanced"}}, "weight classes in other proportions"),
+        (
+            {"accumulate": 2, "optimizer": {"name": "kfac", "lr": 0.1}},
+            "accumulate is used with kfac, which takes the curvature",
+        ),
+        ({"precision": "float16", "optimizer": {"name": "cg_fac", "lr": 0.1}}, "float16 is used with cg_fac"),
+        ({"accumulate": 2, "recipe": {"class_weights": "balanced"}}, "would weight classes otherwise"),
     ],
 )
 def test_options_that_cannot_hold_are_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -190,10 +195,19 @@ def test_options_that_cannot_hold_are_refused(fields: dict[str, Any], words: str
         params_with(tmp_path, {"name": "ViT", "patch_size": 4}, fields)
 
 
+def test_profile_that_contradicts_an_optimiser_is_refused_by_its_training(tmp_path: Path) -> None:
+    params = params_with(tmp_path, {"name": "torchvision.models:resnet18"}, {"optimizer": {"name": "kfac", "lr": 0.1}})
+    profile = dataclasses.replace(params.profile, overrides={"precision": "float16"})
+    (run,) = plan_runs(params.experiments["own"], profile, params.datasets["cifar10"])
+    with pytest.raises(ValueError, match="float16 is used with kfac"):
+        with_options(Session(run.spec, nn.Linear(1, 1), None, None), 1)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("options", [{"accumulate": 2}, {"ema": 0.9}, {"precision": "float16"}])
 def test_options_train_on_one_device_and_unstacked(options: dict[str, Any]) -> None:
+    session = Session(spec_of(make_protocol(**options)), nn.Linear(1, 1), None, None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="can't be shared among devices"):
-        with_options(None, 2)  # type: ignore[arg-type]  # refused before it is used
+        with_options(session, 2)
     model = ModelSpec(path="stages.papers.dac.mlp:MLP", arguments={"width": 8})
     plain = Protocol(optimizer=OptimizerSpec(name="adam", lr=0.1), batch_size=1, epochs=100)
     spec = RunSpec(model=model, protocol=plain, data_digest="", replicate=REPLICATE, code={})
