@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -26,7 +27,9 @@ from stages.training.loop import Outcome, TrainingState, TrainingStopped, measur
 from stages.training.options import with_options
 from stages.training.session import Session
 from stages.worker import Job, train_run
+from tests.doc_examples import read_examples
 from tests.packed_table import pack_images
+from tests.project import REPOSITORY
 from tests.test_imported import params_with
 from tests.training.test_loop import (
     REPLICATE,
@@ -193,6 +196,14 @@ def test_training_with_options_is_published_and_keyed(tmp_path: Path) -> None:
 def test_options_that_cannot_hold_are_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match=words):
         params_with(tmp_path, {"name": "ViT", "patch_size": 4}, fields)
+
+
+def test_documented_options_are_accepted(tmp_path: Path) -> None:
+    page = read_examples(REPOSITORY / "docs/add-a-paper.md")
+    (shown,) = (block.text for block in page if "accumulate:" in block.text)
+    params = params_with(tmp_path, {"name": "torchvision.models:resnet18"}, yaml.safe_load(shown)["protocol"])
+    protocol = params.experiments["own"].printed
+    assert protocol.accumulate and protocol.ema and protocol.precision == "float16" and protocol.schedule.address
 
 
 def test_profile_that_contradicts_an_optimiser_is_refused_by_its_training(tmp_path: Path) -> None:
