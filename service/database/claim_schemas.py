@@ -120,11 +120,6 @@ class ScopeOut(Out):
     factor: str | None = Field(examples=["depth"], description="varied factor, if whole slices of the grid ran")
     ran: list[Any] = Field(examples=[[5, 8]], description="levels that ran")
     missing: list[Any] = Field(examples=[[6, 11, 16]], description="levels that didn't run")
-    whole_low: float | None = Field(
-        description="interval of the whole grid's gain, as if the levels that ran were drawn from it"
-    )
-    whole_high: float | None
-    whole_confidence: float | None
     models: int | None = Field(description="models of the grid that ran, if results determine the pairs")
     planned_models: int | None
 

@@ -150,7 +150,9 @@ def judge_gain(
     sign = explain(sign, f"Gain of the proposed model (n = {n} {design})", proposed, baseline)
     sign = with_assumptions(sign, gain, folds, widening, pairs=pairs[1])
     if part is not None:
-        sign = _of_part(part, gain, sign, level(looks, n, rules.alpha_outside / 2))
+        rest = "They may differ by any amount, so the whole grid isn't judged."
+        said = f"{sign.explanation} {part.describe()} {rest}"
+        sign = dataclasses.replace(sign, scope=part.scope(), explanation=said)
     return dataclasses.replace(sign, size=size, stderr=math.sqrt(gain.at(gain.n)[0]))
 
 
@@ -190,20 +192,6 @@ def _leave_open(size: Verdict) -> Verdict:
         by_margin=(),
         posterior=None,
     )
-
-
-def _of_part(part: GridPart, gain: MeanEstimate, sign: Verdict, alpha: float) -> Verdict:
-    """Add the verdict's scope: the pairs that it covers, and an interval for the whole grid, which decides nothing.
-
-    That interval errs with probability `alpha` on each side; parts don't share it, because it spends no α.
-    """
-    half = part.half_width_of_whole(gain.at(gain.n), sign.n, alpha)
-    scope, of_whole = part.scope(), "They may differ by any amount, so nothing is said of the whole grid."
-    if math.isfinite(half):
-        _, low, high, confidence = whole = IntervalEstimate.around(gain.mean, half, alpha)
-        scope = dataclasses.replace(scope, whole_low=low, whole_high=high, whole_confidence=confidence)
-        of_whole = f"Of the whole grid, as if these were drawn from it: {with_interval(*whole)}."
-    return dataclasses.replace(sign, scope=scope, explanation=f"{sign.explanation} {part.describe()} {of_whole}")
 
 
 def judge_gap(

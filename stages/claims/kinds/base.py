@@ -232,8 +232,11 @@ class TrainedKind(Kind):
         """Judge the claim by the results of `group`.
 
         Raises:
-            NotMeasured: the results lack the metric.
+            NotMeasured: the results lack the metric, or a mean over several models lacks some of them.
         """
+        ran, planned = len(pairs.proposed), pairs.planned
+        if ran < planned and not self.claim.facts.over_pairs:
+            raise NotMeasured(f"only of {ran} of the grid's {planned} models; it is judged once all have run")
         sides = gather_samples(self.claim, pairs, group, self.rules)
         if group.evidence_level is EvidenceLevel.INDICATES and not self.claim.facts.is_order:
             verdict, ours = not_tested(why_it_indicates(group)), None
