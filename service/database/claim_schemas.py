@@ -324,13 +324,16 @@ class LabOut(Out):
     high: float | None
     confidence: float | None
     n: int = Field(description="replicates, or labs that completed the plan")
+    explanation: str
 
 
 class ClaimDetailOut(ClaimOut):
     """One claim with everything behind its verdict."""
 
     labs: list[LabOut] = Field(description="each lab's verdict, if another lab has results")
-    pooled: LabOut | None = Field(description="verdict by the means of the labs, which take the place of replicates")
+    pooled: LabOut | None = Field(
+        description="verdict by the means of the labs, in place of replicates; its interval holds at any number of labs"
+    )
     runs: list[VerdictRunOut]
     arms: list[VerdictArmOut] = Field(description="each arm's number and epoch, if the metric chooses an epoch")
     pairs: list[PairOut] = Field(description="for a gain over a grid: each proposed arm against its baseline")

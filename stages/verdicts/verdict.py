@@ -178,3 +178,9 @@ class Verdict:
     scope: Scope | None = None
     by_margin: tuple[Stretch, ...] = ()
     posterior: float | None = None
+
+    @property
+    def ends(self) -> dict[str, float | None]:
+        """`low` and `high` for JSON, which has no infinity: None if there is no finite interval."""
+        is_finite = self.low is not None and math.isfinite(self.low)
+        return {"low": self.low, "high": self.high} if is_finite else {"low": None, "high": None}
