@@ -80,7 +80,7 @@ def test_interval_of_labs_holds_when_checked_after_each_lab_and_others_do_not() 
     names = (
         "for any number of labs, of their means",
         "t, of the labs' means",
-        "Hartung–Knapp, weighted by variances (DerSimonian–Laird)",
+        "Hartung–Knapp (DerSimonian–Laird)",
         "t, of all replicates as one lab's",
     )
     cover: dict[str, list[float]] = {name: [] for name in names}
