@@ -64,7 +64,7 @@ READERS = {
 def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path) -> PackedInfo:
     """Write the packed set of `manifest` into `target`."""
     folder = _verify_raw(manifest, home, source.folder or manifest.dataset)
-    if any(file.name.endswith("/") for file in source.files):
+    if any(file.is_group for file in source.files):
         source = replace(source, files=tuple(SourceFile(name=file.name) for file in manifest.files))
     if source.kind == "table" and source.reader in OWN_TABLES:
         return own.prepare_own_table(source, manifest, folder, target)

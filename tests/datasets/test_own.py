@@ -15,9 +15,10 @@ from PIL import Image
 
 from stages.datasets.manifest import Manifest
 from stages.datasets.mirror import copy_to_mirror
-from stages.datasets.own import _divide
+from stages.datasets.own import _divide, _side_of
 from stages.datasets.packed import PackedInfo, read_images, read_info, read_table
 from stages.datasets.prepare import prepare
+from stages.datasets.shards import Picture
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import ChecksumMismatch, DatasetError
 from stages.params.experiment import DatasetSource, ParamsError, SourceFile, load_params
@@ -141,7 +142,7 @@ def test_broken_picture_is_named_and_refused_or_skipped(tmp_path: Path) -> None:
     ],
 )
 def test_innermost_folder_or_archive_names_the_split(names: tuple[str, ...], test: list[str]) -> None:
-    parts, note = _divide(dict.fromkeys(names, "a"), source_of("x"))
+    parts, note = _divide({name: Picture(name, (0, "a"), _side_of(name)) for name in names}, source_of("x"))
     assert (parts["test"], parts["train"], note) == (test, [name for name in names if name not in test], "")
 
 
