@@ -167,7 +167,7 @@ def test_ranges_come_from_addresses(tmp_path: Path, kind: str, scheme: str) -> N
         del host.answers[next(name for name in host.answers if "train" in name)]
         (tmp_path / "other").mkdir()
         if scheme == "http":
-            with pytest.raises(DatasetError, match="[12] of 3 files are nowhere to be had.*HTTP 404"):
+            with pytest.raises(DatasetError, match=r"[12] of 3 files are nowhere to be had.*HTTP 404"):
                 pack(tmp_path / "other", dataclasses.replace(source, urls=(url,)))
 
 
@@ -263,7 +263,7 @@ def test_table_that_unpacks_to_far_more_is_refused_before_that(tmp_path: Path, n
     known, counting = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(counting)
     try:
-        with pytest.raises(DatasetError, match="unpacks to more than|is compressed"):
+        with pytest.raises(DatasetError, match=r"unpacks to more than|is compressed"):
             pack(tmp_path, source_of(name, reader="huggingface"))
     finally:
         pa.set_memory_pool(known)
