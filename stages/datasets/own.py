@@ -50,6 +50,9 @@ def image_reader(source: DatasetSource, manifest: Manifest, folder: Path) -> Ima
         raise DatasetError(f"{'; '.join(broken[:5])}; repair or remove it, or declare `broken: skip` in params.yaml")
     labels = sorted({picture.label for picture in found.values()})
     parts, note = _divide(found, source)
+    if note and not len(found) <= source.train + source.test <= len(found) + len(broken):
+        counts = f"{source.train:,} to train with and {source.test:,} to test"
+        raise DatasetError(f"{manifest.dataset}: {len(found):,} pictures; params.yaml declares {counts}")
 
     def read_split(_: Path, split: Split) -> ImageSet:
         images = np.array([pixels[name] for name in parts[split]], dtype=np.uint8).reshape(

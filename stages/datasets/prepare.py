@@ -132,7 +132,7 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
 
 def _verify_raw(manifest: Manifest, home: Path, folder: str) -> Path:
     """Check the raw files against the manifest, and return their folder."""
-    remedy = f"run `python -m stages.fetch {manifest.dataset}` again"
+    remedy = f"run `claimcheck stage fetch {manifest.dataset}` again"
     for file in manifest.files:
         path = home / file.path
         if not path.is_file():

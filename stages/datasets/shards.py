@@ -179,7 +179,7 @@ def _label_in(parts: Mapping[str, bytes], target: str | None, where: str) -> Any
     try:
         if ".cls" in parts and target is None:
             text = parts[".cls"].decode().strip()
-            return int(text) if text.isdecimal() else text
+            return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else text
         if ".json" in parts:
             return json.loads(parts[".json"]).get(target or "label")
     except (ValueError, AttributeError, RecursionError) as error:

@@ -120,29 +120,30 @@ def list_files(source: DatasetSource, folder: Path, mirror: Path | None, *, acce
     return dataclasses.replace(source, files=tuple(files))
 
 
-def check_groups(source: DatasetSource, info: MirrorInfo, say: Say) -> MirrorInfo:
+def check_own(source: DatasetSource, info: MirrorInfo, say: Say) -> MirrorInfo:
     """The files of a folder or a range count as official if they have, together, its declared digest.
+
+    Prints the digests to declare, without which a user's own files decide no claim.
 
     Raises:
         ChecksumMismatch: they have another one.
     """
-    files, groups = dict(info.files), [file for file in source.files if file.is_group]
-    if not groups:
-        return info
-    for group in groups:
-        own = {name: file for name, file in files.items() if group.covers(name)}
-        listing = "".join(f"{file.sha256}  {name}\n" for name, file in sorted(own.items()))
-        digest, size = hashlib.sha256(listing.encode()).hexdigest(), sum(file.bytes for file in own.values())
-        if group.sha256 not in (None, digest):
-            raise ChecksumMismatch(
-                f"{group.name}, {len(own):,} files", kind="sha256", expected=group.sha256, got=digest, size_bytes=size
-            )
-        if group.sha256 is None:
-            say(f"fetch: {group.name} has {len(own):,} files; declare `sha256: {digest}`, or it decides no claim")
-        else:
-            files |= {name: dataclasses.replace(file, matches_official=True) for name, file in own.items()}
-    is_complete = all(file.matches_official for file in files.values())
-    return dataclasses.replace(info, files=files, complete=is_complete)
+    files = dict(info.files)
+    for file in source.files:
+        own = {name: found for name, found in sorted(files.items()) if file.covers(name)}
+        listing = "".join(f"{found.sha256}  {name}\n" for name, found in own.items())
+        digest = hashlib.sha256(listing.encode()).hexdigest() if file.is_group else "".join(listing.split()[:1])
+        if _is_unpublished(file) and not source.complete_by_content and own:
+            say(f"fetch: declare `sha256: {digest}` of {file.name}, or it decides no claim")
+        elif file.is_group and digest != file.sha256:
+            where, size = f"{file.name}, {len(own):,} files", sum(found.bytes for found in own.values())
+            raise ChecksumMismatch(where, kind="sha256", expected=file.sha256 or "", got=digest, size_bytes=size)
+        elif file.is_group:
+            files |= {name: dataclasses.replace(found, matches_official=True) for name, found in own.items()}
+    is_complete = any(file.is_group for file in source.files) and all(
+        found.matches_official for found in files.values()
+    )
+    return dataclasses.replace(info, files=files, complete=info.complete or is_complete)
 
 
 def _by_proxy(url: str) -> str:
@@ -262,7 +263,7 @@ def fetch_dataset(
             f"Tried: {'; '.join(search.tried)}. Set CLAIMCHECK_MIRROR to a folder of mirrored data sets "
             "(docs/data.md), or go on-line, or set `profile: smoke` in params.yaml" + search.advice_on_digests()
         )
-    info = check_groups(declared, search.describe(), say)
+    info = check_own(declared, search.describe(), say)
     write_mirror(search.folder, info)
     return compose_manifest(dataset, folder, info)
 
@@ -368,7 +369,7 @@ class _Search:
     def _how_to_accept(self) -> str:
         # Forced, because DVC would restore the manifest from before this stage.
         again = f"`dvc repro -f -s fetch@{self.dataset}` and `dvc repro`"
-        return f"If the new file is meant: `python -m stages.fetch {self.dataset} --accept`, then {again}."
+        return f"If the new file is meant: `claimcheck stage fetch {self.dataset} --accept`, then {again}."
 
     def take_from_mirror(self, folder: Path) -> None:
         info = read_mirror(folder)
