@@ -133,6 +133,8 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
 def _verify_raw(manifest: Manifest, home: Path, folder: str) -> Path:
     """Check the raw files against the manifest, and return their folder."""
     remedy = f"run `claimcheck stage fetch {manifest.dataset}` again"
+    if manifest.source != "embedded" and not manifest.files:
+        raise DatasetError(f"{manifest.dataset}: its manifest in data/raw lists no files; {remedy}")
     for file in manifest.files:
         path = home / file.path
         if not path.is_file():

@@ -21,9 +21,8 @@ from stages.datasets.prepare import prepare
 from stages.datasets.shards import Picture
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import ChecksumMismatch, DatasetError
-from stages.params.experiment import DatasetSource, ParamsError, SourceFile, load_params
+from stages.params.experiment import DatasetSource, SourceFile
 from tests.datasets.tiny import declare
-from tests.datasets.workplace import write_params
 from tests.object_server import ObjectServer
 
 PETS = {"cat": (200, 30, 30), "dog": (30, 200, 30), "eel": (30, 30, 200)}
@@ -247,12 +246,6 @@ def test_placeholder_rows_have_the_declared_columns(tmp_path: Path) -> None:
     source = table(tmp_path, lambda frame, path: None, reader="csv")
     info = prepare(source, Manifest(dataset="pets", source="embedded"), tmp_path, tmp_path / "packed")
     assert (info.shape, info.provenance) == ((5,), "embedded")
-
-
-def test_no_files_is_an_error(tmp_path: Path) -> None:
-    write_params(tmp_path, "smoke", pets=dataclasses.replace(source_of("x"), files=()))
-    with pytest.raises(ParamsError, match=r"datasets\.pets\.files is \[\]; tuple should have at least 1 item"):
-        load_params(tmp_path)
 
 
 def test_files_come_from_other_kinds_of_address(tmp_path: Path) -> None:
