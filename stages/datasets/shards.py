@@ -40,7 +40,7 @@ Pictures = Iterator[tuple[Picture, Callable[[], bytes]]]
 
 SPLITS = ("train", "test", "val", "valid", "validation")
 _SPLIT = re.compile(rf"(?<![a-z])(?:{'|'.join(SPLITS)})(?![a-z])")
-_ROWS = 32  # decoded at a time, because a small Parquet file may hold long rows
+_ROWS = 32  # at a time, because a small Parquet file may unpack to long rows, and an Arrow file be one batch
 _SAMPLE = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
 _PARTS = (*PICTURES, ".cls", ".json")
 
@@ -90,7 +90,9 @@ def _batches(path: Path, target: str | None) -> Iterator[tuple[list[Any], list[A
             batch.validate(full=True)
             unpacked_bytes += batch.nbytes
             _check_size(path, unpacked_bytes)
-            yield batch.column(image).to_pylist(), batch.column(label).to_pylist(), names
+            for start in range(0, batch.num_rows, _ROWS):
+                rows = batch.slice(start, _ROWS)
+                yield rows.column(image).to_pylist(), rows.column(label).to_pylist(), names
     except (pa.ArrowException, OSError, UnicodeDecodeError, struct.error) as error:
         raise DatasetError(f"{path}: not a readable {path.suffix[1:]} file ({error})") from None
 
