@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from stages.params.callables import signature_of
+from stages.params.files import SourceFile as SourceFile
 from stages.params.foreign import check_recipe, imported_optimizer
 from stages.params.schema import ParamsError as ParamsError
 from stages.params.schema import (
@@ -121,53 +120,6 @@ def _fill(text: str | None, values: Mapping[str, Any], pattern: str) -> str | No
         return None if text is None else text.format(**values)
     except (KeyError, IndexError, ValueError):
         raise ValueError(f"arms.{pattern}: {text!r} has braces for {', '.join(values) or 'no grid'} only") from None
-
-
-_RANGE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
-_MOST_FILES = 100_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceFile:
-    """A file under its official name, relative to the data set's folder, and its published digests, if there are any.
-
-    `optional`: a mirror's part of the data set may lack it; the official host may not.  A name that ends with a slash
-    is a folder, and one with a range in braces, as in `train-{000..009}.tar`, is that many files: the sha256 of either
-    is that of a line `sha256  name` for each of its files, sorted by name (`fetch` prints it).
-    """
-
-    __pydantic_config__: ClassVar = STRICT
-    name: str
-    md5: str | None = None
-    sha256: str | None = None
-    optional: bool = False
-
-    def __post_init__(self) -> None:
-        files = math.prod(int(last) - int(first) + 1 for first, last in _RANGE.findall(self.name))
-        if "{" in _RANGE.sub("", self.name) or not 0 < files <= _MOST_FILES:
-            raise ValueError(f"expected ranges of 1 to {_MOST_FILES:,} files, as in train-{{000..009}}.tar")
-
-    @property
-    def is_group(self) -> bool:
-        return self.name.endswith("/") or "{" in self.name
-
-    def covers(self, name: str) -> bool:
-        """True for each file of the folder or the range, or the file itself."""
-        return name.startswith(self.name) if self.name.endswith("/") else name in self.names
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """The files of a range, or the name itself."""
-        return frozenset(_expand(self.name))
-
-
-def _expand(name: str) -> Iterator[str]:
-    if (found := _RANGE.search(name)) is None:
-        yield name
-        return
-    first, last = found.groups()
-    for number in range(int(first), int(last) + 1):
-        yield from _expand(f"{name[: found.start()]}{number:0{len(first)}d}{name[found.end() :]}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,7 +171,7 @@ def test_ranges_come_from_addresses(tmp_path: Path, kind: str, scheme: str) -> N
                 pack(tmp_path / "other", dataclasses.replace(source, urls=(url,)))
 
 
-@pytest.mark.parametrize("name", ["a-{3..1}.tar", "a-{0..9999999999}.tar", "a-{x}.tar", "{0..999}{0..999}.tar"])
+@pytest.mark.parametrize("name", ["a-{3..1}.tar", "{3..1}{3..1}.tar", "a-{0..9999999999}.tar", "{0..999}{0..999}.tar"])
 def test_range_without_files_or_with_too_many_is_an_error(tmp_path: Path, name: str) -> None:
     write_params(tmp_path, "smoke", pets=source_of("x"))
     text = (tmp_path / "params.yaml").read_text()
@@ -181,6 +181,7 @@ def test_range_without_files_or_with_too_many_is_an_error(tmp_path: Path, name: 
 
 
 def test_range_counts_with_the_zeros_of_its_start() -> None:
+    assert SourceFile(name="a{b}.png").names == {"a{b}.png"}, "a name with braces alone is a name"
     assert SourceFile(name="a-{08..10}-{0..1}.tar").names == {
         f"a-{number}-{one}.tar" for number in ("08", "09", "10") for one in (0, 1)
     }
