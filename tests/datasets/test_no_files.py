@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stages.datasets import own, prepare, prepare_table, text
+from stages.datasets import own, prepare, text
 from stages.datasets.manifest import Manifest
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import DatasetError
@@ -17,7 +17,7 @@ from tests.datasets.workplace import write_params
 SHAPES = {"images": (3, 8, 8), "table": (14,), "text": (8,)}
 READERS = {
     "images": {*prepare.READERS, *own.IMAGES},
-    "table": {"sgemm", *prepare_table.OWN_TABLES},
+    "table": {"csv", "npz", "parquet", "sgemm"},
     "text": {*text.READERS},
 }
 every = pytest.mark.parametrize(("kind", "reader"), [(kind, one) for kind in READERS for one in sorted(READERS[kind])])
