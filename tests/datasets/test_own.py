@@ -132,6 +132,17 @@ def test_broken_picture_is_named_and_refused_or_skipped(tmp_path: Path) -> None:
     assert "dog/3.png" in info.split_note and "eel/4.jpeg" in info.split_note
 
 
+@pytest.mark.parametrize("splits", [(), ("train", "val")], ids=["drawn", "given"])
+def test_wrong_count_is_an_error_with_the_right_one(tmp_path: Path, splits: tuple[str, ...]) -> None:
+    pets(tmp_path / "downloads/pets/pets", *splits)
+    words = "train: 21 images; params.yaml declares 20" if splits else "30 pictures; params.yaml declares 20 to train"
+    with pytest.raises(DatasetError, match=words):
+        pack(tmp_path, source_of("pets/", train=20))
+    if not splits:
+        with pytest.raises(DatasetError, match=r"30 pictures; params.yaml declares 2,400 .* and 600 to test"):
+            pack(tmp_path, source_of("pets/", train=2400, test=600))
+
+
 @pytest.mark.parametrize(
     ("names", "test"),
     [

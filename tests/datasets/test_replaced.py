@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stages import fetch, preprocess
+from stages import cli, fetch, preprocess
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource, SourceFile
@@ -77,7 +77,8 @@ def test_replaced_file_is_detected_and_used_once_accepted(work: Path, capsys: py
     )
     assert path.read_bytes() == NEW and digest_in_manifest() == sha256(OLD)
     assert preprocess.main(["mine"]) == 1, "the raw file doesn't match the manifest"
-    assert fetch.main(["mine", "--accept"]) == 0
+    printed = said.partition("`claimcheck ")[2].partition("`")[0]
+    assert fetch.main(cli.build_parser()[0].parse_args(printed.split()).arguments) == 0
     assert digest_in_manifest() == sha256(NEW)
     assert fetch.main(["mine"]) == 0 and preprocess.main(["mine"]) == 0
     assert packed_digest() != before
@@ -92,7 +93,7 @@ def test_printed_remedy_works_with_real_dvc(work: Path) -> None:
     path = put(Path("data/downloads/mine") / NAME, OLD)
 
     def run(command: str) -> int:
-        words = [sys.executable, "-m", *command.removeprefix("python -m ").split()]
+        words = [sys.executable, "-m", *command.replace("claimcheck", "stages.cli").split()]
         found = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return subprocess.run(words, env=os.environ | {"PATH": found}, check=False, capture_output=True).returncode
 
@@ -102,7 +103,7 @@ def test_printed_remedy_works_with_real_dvc(work: Path) -> None:
     before = packed_digest()
     path.write_bytes(NEW)
     assert run("dvc repro -f -s fetch@mine") != 0
-    assert run("python -m stages.fetch mine --accept") == 0
+    assert run("claimcheck stage fetch mine --accept") == 0
     assert run("dvc repro -f -s fetch@mine") == 0
     assert run("dvc repro preprocess@mine") == 0
     assert digest_in_manifest() == sha256(NEW) and packed_digest() != before
