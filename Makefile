@@ -33,7 +33,7 @@ endif
 CYCLONEDX := PYTHONWARNINGS=ignore $(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible
 
 # Tests of our C++ code, whose instructions depend on the processor.
-FAST_PATHS := $(patsubst %,tests/ops/fast/test_%.py,attention crops dac dropout stacks wide_attention)
+FAST_PATHS := $(patsubst %,tests/ops/fast/test_%.py,attention dac dropout stacks wide_attention)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -40,7 +40,7 @@ class RecipeTask(ImageClassification):
         """Crop and flip, then transform each image, normalise, and mix the batch: labels are then float32 [B, K]."""
         if not (self.transforms or self.mix):
             return super().training_batch(rows, generator)
-        images = self._augmenter.batch(rows, self._augmenter.draw(len(rows), generator))
+        images = self._augmenter.batch(rows, generator)
         labels = self.data.labels[rows]
         seed = torch.randint(2**62, (1,), generator=generator, device=generator.device)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
