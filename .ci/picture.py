@@ -1,7 +1,7 @@
 """Take the documentation's pictures (`make picture`, NAMES="judge": only these), in as many colours as fit.
 
-`page` is the service's first screen.  Each tutorial's picture is what its reader sees after its commands, which run in a
-temporary folder: `contribute` trains twenty models on MNIST for that, from `CLAIMCHECK_MIRROR` or the official hosts.
+`page` is the service's first screen.  Each tutorial's picture shows what its commands lead to; they run in a temporary
+folder.  `contribute` trains twenty models on MNIST for that, from `CLAIMCHECK_MIRROR` or the official hosts.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ def judged_table(page: Page, folder: Path) -> bytes:
     (folder / "claims.csv").write_text(claims, encoding="utf-8")
     results(vit=BASE).to_csv(folder / "results.csv", index=False)
     run(folder, "claimcheck", "judge", "claims.csv", "results.csv", "--html", "report.html")
+    page.set_viewport_size({"width": 1000, "height": 400})
     page.goto((folder / "report.html").as_uri())
-    return page.screenshot()
+    return page.screenshot(full_page=True)
 
 
 def added_paper(page: Page, folder: Path) -> bytes:

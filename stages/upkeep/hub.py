@@ -39,7 +39,7 @@ A {role} model of *{paper}*, trained on {dataset} to check a printed number.
 
 **How faithful:** {fidelity}.
 
-| test accuracy | |
+| quantity | test accuracy |
 |---|--:|
 | these weights, of {n:,} test images | {accuracy:.2%} |
 | standard error of sampling | {sampling:.2%} |

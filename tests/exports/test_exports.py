@@ -1,6 +1,7 @@
 """`claimcheck export`, read by the packages of those who own the formats: their validators and parsers."""
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import sqlite3
 import statistics
 import subprocess
 import sys
+import tarfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -203,3 +205,29 @@ def test_trackio_reads_every_curve_and_page(clone: Path, owners: Path, published
     texts = [cell["body"] for page in pages for cell in page["cells"]]
     assert [claim for claim in claims if not any(f"| {claim} |" in text for text in texts)] == []
     assert sum("dashboard" in text for text in texts) == 1
+
+
+def test_citation_file_is_valid_and_names_this_version() -> None:
+    words = ("check-jsonschema", "--builtin-schema", "vendor.citation-file-format", "CITATION.cff")
+    program = Path(sys.executable).with_name(words[0])
+    done = subprocess.run([program, *words[1:]], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    about = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
+    assert f'\nversion = "{about["version"]}"\n' in (REPOSITORY / "pyproject.toml").read_text()
+
+
+@pytest.mark.slow
+def test_archive_of_a_release_shows_verdicts_and_exports_without_git(published: str, tmp_path: Path) -> None:
+    """As from Zenodo: files in git alone, with their own code."""
+    packed = subprocess.run(["git", "archive", "HEAD"], cwd=REPOSITORY, capture_output=True, check=False)
+    if packed.returncode != 0:
+        pytest.skip("not a git clone")
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tmp_path / "data" / "results.db").symlink_to(published)
+    variables = os.environ | {"PYTHONPATH": str(tmp_path), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    for words in (["show", "dac.sgemm.gain"], ["export", "every-eval-ever", "records"]):
+        command = [sys.executable, "-m", "stages.cli", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert len(records_below(tmp_path / "records")) > 50
