@@ -27,7 +27,8 @@ from tests.test_reported import BASE, results
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_BYTES = 100_000
-LAB, EXPERIMENT, CLAIM = "uni-oslo", "nmn-mnist-inversion", "nmn.ext.mnist.invert.robust"
+LAB, DATASET, EXPERIMENT = "uni-oslo", "mnist", "nmn-mnist-inversion"
+CLAIM = "nmn.ext.mnist.invert.robust"
 Take = Callable[[Page, Path], bytes]
 
 
@@ -87,12 +88,12 @@ def contributed_claim(page: Page, folder: Path) -> bytes:
     arms = params.read_text(encoding="utf-8").partition("  dot-prototypes-ten-epochs:")[0]  # the claim needs no others
     params.write_text(re.sub(r"seeds: \[.*?\]", f"seeds: {seeds}", arms), encoding="utf-8")
     run(theirs, "claimcheck", "profile", "paper")
-    run(theirs, "claimcheck", "repro", EXPERIMENT)
+    for verb, name in (("fetch", DATASET), ("preprocess", DATASET), ("train", EXPERIMENT), ("evaluate", EXPERIMENT)):
+        run(theirs, sys.executable, "-m", f"stages.{verb}", name)
     run(theirs, *contribute)
     shutil.copy(theirs / f"{LAB}.zip", ours)
     run(ours, "claimcheck", "accept", f"{LAB}.zip", "--from", LAB)
-    for stage in ("analyse", "record"):
-        run(ours, sys.executable, "-m", f"stages.{stage}")
+    run(ours, sys.executable, "-m", "stages.record")
     with serving(ours) as address:
         page.goto(f"{address}/claims/{CLAIM}", wait_until="networkidle")
         return page.locator("section:has(> #labs-title)").screenshot()
@@ -120,7 +121,7 @@ def main(*names: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         for name in names or PICTURES:
-            page = browser.new_page(viewport={"width": 1000, "height": 640}, color_scheme="light")
+            page = browser.new_page(viewport={"width": 1200, "height": 700}, color_scheme="light")
             page.set_default_timeout(120_000)
             with tempfile.TemporaryDirectory(prefix="claimcheck-") as folder:
                 shot = PICTURES[name](page, Path(folder))

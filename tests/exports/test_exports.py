@@ -172,6 +172,7 @@ def test_export_refuses_what_it_cannot_write(
 
 
 @pytest.mark.needs(network=True)
+@pytest.mark.timeout(300)
 def test_every_eval_ever_accepts_each_record(clone: Path, owners: Path, tmp_path: Path) -> None:
     folder = tmp_path / "records"
     assert export(clone, "every-eval-ever", str(folder)).returncode == 0
@@ -186,6 +187,7 @@ def test_every_eval_ever_accepts_each_record(clone: Path, owners: Path, tmp_path
 
 
 @pytest.mark.needs(network=True)
+@pytest.mark.timeout(300)
 def test_trackio_reads_every_curve_and_page(clone: Path, owners: Path, published: str, tmp_path: Path) -> None:
     folder = tmp_path / "book"
     done = export(clone, "trackio", str(folder), "nmn-mnist", packages=owners)
@@ -217,6 +219,7 @@ def test_citation_file_is_valid_and_names_this_version() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_archive_of_a_release_shows_verdicts_and_exports_without_git(published: str, tmp_path: Path) -> None:
     """As from Zenodo: files in git alone, with their own code."""
     packed = subprocess.run(["git", "archive", "HEAD"], cwd=REPOSITORY, capture_output=True, check=False)
