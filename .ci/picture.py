@@ -18,7 +18,7 @@ from contextlib import chdir, contextmanager
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import FloatRect, Page, sync_playwright
 
 from benchmarks.server import free_port, server
 from tests.doc_examples import read_examples
@@ -96,7 +96,10 @@ def contributed_claim(page: Page, folder: Path) -> bytes:
     run(ours, sys.executable, "-m", "stages.record")
     with serving(ours) as address:
         page.goto(f"{address}/claims/{CLAIM}", wait_until="networkidle")
-        return page.locator("section:has(> #labs-title)").screenshot()
+        box = page.locator("section:has(> #labs-title)").bounding_box()
+        assert box is not None, "the claim has results of a lab"
+        clip: FloatRect = {"x": 0, "y": box["y"], "width": 1200, "height": box["height"]}
+        return page.screenshot(full_page=True, clip=clip)
 
 
 PICTURES: Mapping[str, Take] = {
