@@ -47,9 +47,6 @@ def write_logbook(session: Session, folder: Path, experiments: Collection[str]) 
         for paper in session.scalars(select(Paper).order_by(Paper.position)):
             page = book.ensure_page(project, paper.called)
             book.add_markdown_cell(project, page, f"**{paper.title}**\n\n{paper.summary}", title="The paper")
-            rows = [one for one in judged if one.claim.paper == paper.name]
-            book.add_markdown_cell(project, page, _table(rows), title="Verdicts")
-            pages += 1
             own = select(ExperimentRow.name).where(ExperimentRow.paper == paper.name)
             for experiment in session.scalars(
                 own.where(ExperimentRow.name.in_(experiments)).order_by(ExperimentRow.position)
@@ -63,6 +60,9 @@ def write_logbook(session: Session, folder: Path, experiments: Collection[str]) 
                 if found:
                     book.add_dashboard_cell(project, page, experiment)
                 runs += found
+            rows = [one for one in judged if one.claim.paper == paper.name]
+            book.add_markdown_cell(project, page, _table(rows), title="Verdicts")
+            pages += 1
         book.write_site_files(project)
     note = f"to read it: cd {folder} && TRACKIO_DIR=.trackio trackio logbook serve"
     return Exported(folder=folder, counts={"pages": pages, "runs": runs}, notes=[note])
@@ -74,8 +74,10 @@ def _table(judged: Sequence[JudgedClaim]) -> str:
     for one in judged:
         verdict, word = one.verdict, WORD_OF[Status(one.verdict.status)]
         ours = "" if verdict.ours is None else f"{verdict.ours:.4g}"
-        because = f"{ICONS[word]} {word}: {verdict.explanation}".replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| {one.claim.id} | {one.claim.place} | {ours} | {verdict.n or ''} | {because} |")
+        because = "" if word is Word.NOT_TESTED else f": {verdict.explanation}".replace("|", "\\|").replace("\n", " ")
+        lines.append(
+            f"| {one.claim.id} | {one.claim.place} | {ours} | {verdict.n or ''} | {ICONS[word]} {word}{because} |"
+        )
     return "\n".join(lines)
 
 
