@@ -24,6 +24,7 @@ from stages.results import (
     Paper,
     Result,
     Status,
+    Word,
     list_judged,
 )
 from stages.upkeep.exporting import Exported, require_new, require_package
@@ -38,19 +39,19 @@ def write_logbook(session: Session, folder: Path, experiments: Collection[str]) 
         ExportError: the folder exists, or trackio isn't installed.
     """
     require_new(folder)
-    os.environ["TRACKIO_DIR"] = str(folder.resolve() / ".trackio")  # read when trackio is imported
+    own = folder.resolve() / ".trackio"
+    os.environ["TRACKIO_DIR"] = str(own)  # read when trackio is imported
     book, storage = require_package("trackio.logbook"), require_package("trackio.sqlite_storage").SQLiteStorage
     judged, pages, runs = list_judged(session, ClaimFilter()), 0, 0
-    folder.mkdir(parents=True)
+    own.mkdir(parents=True)  # else Trackio looks for one in the folders above
     with contextlib.chdir(folder):
         project = book.create_logbook("Claimcheck: do the numbers of a paper hold?")
         for paper in session.scalars(select(Paper).order_by(Paper.position)):
             page = book.ensure_page(project, paper.called)
             book.add_markdown_cell(project, page, f"**{paper.title}**\n\n{paper.summary}", title="The paper")
-            own = select(ExperimentRow.name).where(ExperimentRow.paper == paper.name)
-            for experiment in session.scalars(
-                own.where(ExperimentRow.name.in_(experiments)).order_by(ExperimentRow.position)
-            ):
+            wanted = ExperimentRow.paper == paper.name, ExperimentRow.name.in_(experiments)
+            ordered = select(ExperimentRow.name).where(*wanted).order_by(ExperimentRow.position)
+            for experiment in session.scalars(ordered):
                 found = 0
                 for run, config, epochs in _runs(session, experiment):
                     steps = [epoch.pop("epoch") for epoch in epochs]
@@ -69,7 +70,7 @@ def write_logbook(session: Session, folder: Path, experiments: Collection[str]) 
 
 
 def _table(judged: Sequence[JudgedClaim]) -> str:
-    """Return a Markdown table: each claim, its place, our number with its interval and n, and the verdict."""
+    """Return a Markdown table: each claim, its place, our number, n and the verdict."""
     lines = ["| claim | place | ours | n | verdict |", "|---|---|--:|--:|---|"]
     for one in judged:
         verdict, word = one.verdict, WORD_OF[Status(one.verdict.status)]
