@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,34 +41,42 @@ def write_logbook(session: Session, folder: Path, experiments: Collection[str]) 
         ExportError: the folder exists, or trackio isn't installed.
     """
     require_new(folder)
-    own = folder.resolve() / ".trackio"
-    os.environ["TRACKIO_DIR"] = str(own)  # read when trackio is imported
-    book, storage = require_package("trackio.logbook"), require_package("trackio.sqlite_storage").SQLiteStorage
-    judged, pages, runs = list_judged(session, ClaimFilter()), 0, 0
-    own.mkdir(parents=True)  # else Trackio looks for one in the folders above
-    with contextlib.chdir(folder):
-        project = book.create_logbook("Claimcheck: do the numbers of a paper hold?")
-        for paper in session.scalars(select(Paper).order_by(Paper.position)):
-            page = book.ensure_page(project, paper.called)
-            book.add_markdown_cell(project, page, f"**{paper.title}**\n\n{paper.summary}", title="The paper")
-            wanted = ExperimentRow.paper == paper.name, ExperimentRow.name.in_(experiments)
-            ordered = select(ExperimentRow.name).where(*wanted).order_by(ExperimentRow.position)
-            for experiment in session.scalars(ordered):
-                found = 0
-                for run, config, epochs in _runs(session, experiment):
-                    steps = [epoch.pop("epoch") for epoch in epochs]
-                    when = [config["published"] or ""] * len(epochs)
-                    storage.bulk_log(experiment, run, epochs, steps=steps, timestamps=when, config=config)
-                    found += 1
-                if found:
-                    book.add_dashboard_cell(project, page, experiment)
-                runs += found
-            rows = [one for one in judged if one.claim.paper == paper.name]
-            book.add_markdown_cell(project, page, _table(rows), title="Verdicts")
-            pages += 1
-        book.write_site_files(project)
+    target, judged = folder.resolve(), list_judged(session, ClaimFilter())  # a relative database is open from here on
+    with tempfile.TemporaryDirectory(prefix="claimcheck-") as scratch:  # so that no parent folder has a logbook
+        place = Path(scratch, target.name)
+        place.mkdir()
+        os.environ["TRACKIO_DIR"] = str(place / ".trackio")  # read when trackio is imported
+        book, storage = require_package("trackio.logbook"), require_package("trackio.sqlite_storage").SQLiteStorage
+        with contextlib.chdir(place):
+            counts = _write(session, judged, book, storage, experiments)
+        shutil.copytree(place, target)
     note = f"to read it: cd {folder} && TRACKIO_DIR=.trackio trackio logbook serve"
-    return Exported(folder=folder, counts={"pages": pages, "runs": runs}, notes=[note])
+    return Exported(folder=folder, counts=counts, notes=[note])
+
+
+def _write(
+    session: Session, judged: Sequence[JudgedClaim], book: Any, storage: Any, experiments: Collection[str]
+) -> dict[str, int]:
+    pages = runs = 0
+    project = book.create_logbook("Claimcheck: do the numbers of a paper hold?")
+    for paper in session.scalars(select(Paper).order_by(Paper.position)):
+        page = book.ensure_page(project, paper.called)
+        book.add_markdown_cell(project, page, f"**{paper.title}**\n\n{paper.summary}", title="The paper")
+        wanted = ExperimentRow.paper == paper.name, ExperimentRow.name.in_(experiments)
+        for experiment in session.scalars(select(ExperimentRow.name).where(*wanted).order_by(ExperimentRow.position)):
+            found = list(_runs(session, experiment))
+            for run, config, epochs in found:
+                steps = [epoch.pop("epoch") for epoch in epochs]
+                when = [config["published"] or ""] * len(epochs)
+                storage.bulk_log(experiment, run, epochs, steps=steps, timestamps=when, config=config)
+            if found:
+                book.add_dashboard_cell(project, page, experiment)
+            runs += len(found)
+        rows = [one for one in judged if one.claim.paper == paper.name]
+        book.add_markdown_cell(project, page, _table(rows), title="Verdicts")
+        pages += 1
+    book.write_site_files(project)
+    return {"pages": pages, "runs": runs}
 
 
 def _table(judged: Sequence[JudgedClaim]) -> str:
