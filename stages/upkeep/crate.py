@@ -17,14 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from sqlalchemy import select
 
 from stages.recording import record
 from stages.results import ClaimFilter, Dataset, ExperimentRow, JudgedClaim, Paper, Result, list_judged, open_results
 from stages.run import canonical_json
 from stages.runs.evidence import LABS
-from stages.upkeep.exporting import Exported, require_new
+from stages.upkeep.exporting import Exported, name_author, read_citation, require_new
 
 PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
 _TERMS = {"environment": "https://w3id.org/ro/terms/workflow-run#environment"}
@@ -56,7 +55,7 @@ def write_crate(root: Path, folder: Path) -> Exported:
         ExportError: the folder exists.
     """
     require_new(folder)
-    about = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))
+    about = read_citation(root)
     with tempfile.TemporaryDirectory(prefix="claimcheck-") as scratch:
         database = str(Path(scratch) / "results.db")
         record(root.resolve(), database)
@@ -257,7 +256,7 @@ def _authors(about: Mapping[str, Any]) -> Iterator[Entity]:
     """Yield one organisation of all authors of CITATION.cff, and each of them, a person or an organisation."""
     members = []
     for author in about["authors"]:
-        name = author.get("name") or f"{author['given-names']} {author['family-names']}"
+        name = name_author(author)
         key = author.get("orcid") or author.get("website") or f"#author-{name.replace(' ', '-')}"
         members.append(_entity(key, "Organization" if "name" in author else "Person", name))
     joint = ", ".join(one["name"] for one in members)

@@ -14,10 +14,10 @@ import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -32,7 +32,7 @@ from stages.results import (
     Result,
     compare,
 )
-from stages.upkeep.exporting import Exported, ExportError, require_new, sampling_error
+from stages.upkeep.exporting import Exported, ExportError, name_author, read_citation, require_new, sampling_error
 
 SCHEMA = "0.3.0"
 COLLECTION = DEVELOPER = "claimcheck"
@@ -42,10 +42,10 @@ def write_records(session: Session, root: Path, folder: Path, experiments: Colle
     """Write `data/claimcheck/claimcheck/<experiment>.<arm>/<uuid>.json` below `folder` for these experiments.
 
     Raises:
-        ExportError: the folder exists, or there is no full-length result.
+        ExportError: the folder exists, `CITATION.cff` doesn't, or there is no full-length result.
     """
     require_new(folder)
-    about = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))
+    about = read_citation(root)
     scored: dict[tuple[str, str], list[tuple[ExperimentComparison, ArmComparison]]] = defaultdict(list)
     shortened = set()
     for metric in (info.name for info in METRICS.values() if info.split == "test"):
@@ -88,11 +88,11 @@ def _record(
         "source_metadata": {
             "source_name": "Claimcheck",
             "source_type": "evaluation_run",
-            "source_organization_name": ", ".join(author["name"] for author in about["authors"] if "name" in author),
+            "source_organization_name": ", ".join(map(name_author, about["authors"])),
             "evaluator_relationship": "other",
             "additional_details": {"relationship": "trained and evaluated without the paper's authors"},
         },
-        "eval_library": {"name": "claimcheck", "version": about["version"]},
+        "eval_library": {"name": "claimcheck", "version": version("claimcheck")},
         "model_info": {
             "name": arm.title,
             "id": model,

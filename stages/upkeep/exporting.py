@@ -1,4 +1,4 @@
-"""What exports share: their folder, what they report, and the sampling error of an accuracy."""
+"""What exports share: their folder, their authors, what they report, and the sampling error of an accuracy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import yaml
 
 from stages.faults import Mistake
 
@@ -36,6 +39,20 @@ def require_package(name: str) -> ModuleType:
         return import_module(name)
     except ImportError:
         raise ExportError(f"needs a package that isn't installed: pip install {name.partition('.')[0]}") from None
+
+
+def read_citation(root: Path) -> dict[str, Any]:
+    """Read `CITATION.cff`, which names the authors of what is exported."""
+    try:
+        found: dict[str, Any] = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ExportError("needs the file CITATION.cff with authors, title, version and license") from None
+    return found
+
+
+def name_author(author: Mapping[str, str]) -> str:
+    """Return the name of an author in `CITATION.cff`, a person or an organisation."""
+    return author.get("name") or f"{author['given-names']} {author['family-names']}"
 
 
 def sampling_error(share: float, n: int) -> float:

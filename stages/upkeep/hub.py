@@ -32,6 +32,9 @@ from stages.upkeep.exporting import Exported, ExportError, require_new, require_
 ON_THE_HUB = {"mnist": "ylecun/mnist", "cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
 """The Hub's name of a data set."""
 _TASK = "image-classification"
+_TERMS = """\
+The code is under Apache-2.0; the terms of the data set hold for the weights, too: see [NOTICE](NOTICE)."""
+_LICENCE = {"license": "other", "license_name": "apache-2.0-with-terms-of-the-data", "license_link": "NOTICE"}
 _BODY = """\
 # {title}
 
@@ -68,8 +71,7 @@ Network `{model}`, revision `{revision}`, run key `{run_key}`:
 
 ## Limits
 
-The weights show what was trained; we don't claim that their accuracy is good. The code is under Apache-2.0; the terms
-of the data set hold for the weights, too: see [NOTICE](NOTICE).
+The weights show what was trained; we don't claim that their accuracy is good. {terms}
 """
 
 
@@ -89,7 +91,8 @@ def write_models(session: Session, root: Path, folder: Path, experiments: Collec
         target = folder / model.id
         target.mkdir(parents=True)
         shutil.copy(root / model.path, target / "model.safetensors")
-        shutil.copy(root / "NOTICE", target)
+        if (root / "NOTICE").is_file():
+            shutil.copy(root / "NOTICE", target)
         _describe(session, hub, model, target)
     return Exported(folder=folder, counts={"models": len(released)})
 
@@ -114,7 +117,7 @@ def _describe(session: Session, hub: Any, model: Checkpoint, target: Path) -> No
             "source_url": f"{address.rstrip('/')}/models/{experiment.name}.{arm.name}",
         }
     fidelity, hub_name = fidelity_of(result), ON_THE_HUB.get(dataset.name)
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Any] = dict(_LICENCE) if (target / "NOTICE").is_file() else {}
     if hub_name is not None:
         numbers = {"n": n, "sampling_standard_error": sampling, "training_runs": runs.n if runs else 1}
         numbers |= {"run_to_run_standard_error": runs.stderr} if runs and runs.stderr is not None else {}
@@ -129,7 +132,7 @@ def _describe(session: Session, hub: Any, model: Checkpoint, target: Path) -> No
             metric_args=numbers,
             **source,
         )
-        metadata = {"datasets": [hub_name], "eval_results": [evaluation], "model_name": model.id}
+        metadata |= {"datasets": [hub_name], "eval_results": [evaluation], "model_name": model.id}
         entry = hub.EvalResultEntry(
             dataset_id=hub_name,
             task_id=_TASK,
@@ -144,9 +147,6 @@ def _describe(session: Session, hub: Any, model: Checkpoint, target: Path) -> No
         entries = hub.eval_result_entries_to_yaml([entry])
         path.write_text(yaml.safe_dump(entries, sort_keys=False, allow_unicode=True), encoding="utf-8")
     data = hub.ModelCardData(
-        license="other",
-        license_name="apache-2.0-with-terms-of-the-data",
-        license_link="NOTICE",
         library_name="claimcheck",
         pipeline_tag=_TASK,
         tags=["reproducibility", paper.name, arm.role],
@@ -173,6 +173,7 @@ def _describe(session: Session, hub: Any, model: Checkpoint, target: Path) -> No
         run_key=result.run_key,
         model=result.spec["model"]["path"],
         revision=result.origin and result.origin["revision"],
+        terms=_TERMS if (target / "NOTICE").is_file() else f"The terms of the data set: {dataset.licence}",
         protocol=yaml.safe_dump(result.spec["protocol"], sort_keys=False, allow_unicode=True),
     )
     hub.ModelCard(f"---\n{data}\n---\n\n{body}").save(target / "README.md")

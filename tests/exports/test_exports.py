@@ -153,6 +153,8 @@ def test_export_refuses_what_it_cannot_write(
         for write in (write_records, write_models):
             with pytest.raises(ExportError, match="exists already; name a new folder"):
                 write(session, clone, tmp_path, ["nmn-mnist"])
+        with pytest.raises(ExportError, match=r"needs the file CITATION\.cff"):
+            write_records(session, tmp_path, tmp_path / "x", ["nmn-mnist"])
         with pytest.raises(ExportError, match="no full-length result on real data"):
             write_records(session, clone, tmp_path / "x", ["ninformer-mnist"])
         with pytest.raises(ExportError, match="`claimcheck release"):
