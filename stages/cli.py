@@ -124,6 +124,12 @@ COMMANDS = {
         run=trainings.set_profile,
         document="`profile`",
     ),
+    "plugins": Command(
+        does="List what installed packages offer to params files by name: models, optimisers, readers, ...",
+        example="claimcheck plugins",
+        run=trainings.list_plugins,
+        document="a list: `kind`, `name`, `distribution`, `version`, `address`",
+    ),
     "status": Command(
         does="Show how many claims have which verdict, and what trains now.",
         example="claimcheck status --watch",

@@ -161,7 +161,7 @@ IN_EXPERIMENT = {
         "protocol.early_stop looks at validation images, but protocol.split.kind is 'none'"
     ),
     "protocol.epochs = many": "protocol.epochs is 'many'; input should be a valid integer",
-    "protocol.optimizer.name = adamm": "name is 'adamm'; input should be 'adam', 'adamw', 'sgd', 'cg_fac', 'kfac' or '",
+    "protocol.optimizer.name = adamm": "name is 'adamm' (did you mean adam?); known: adam, adamw, cg_fac, kfac",
     "protocol.optimizer.learning_rate = 1": "unknown key protocol.optimizer.learning_rate",
     "-protocol.epochs": "protocol.epochs is missing",
     "-protocol.epochs; protocol.epoch = 100": "unknown key protocol.epoch (did you mean epochs?)",

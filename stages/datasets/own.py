@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from stages.datasets.archive import decode_square, walk
-from stages.datasets.manifest import ImageReader, Manifest, check_response
+from stages.datasets.manifest import ImageReader, Manifest, check_response, find_reader
 from stages.datasets.packed import ImageSet, PackedInfo, Split, TableSet
 from stages.datasets.prepare_table import STAND_IN_ROWS, pack_table, split_rows
 from stages.datasets.verified import DatasetError
@@ -200,12 +201,13 @@ def _read_tables(source: DatasetSource, folder: Path) -> tuple[tuple[str, ...], 
 
     if source.target is None:
         raise DatasetError(f"{folder.name}: which column is the target?  Declare `target` in params.yaml")
+    known: dict[str, Any] = {"csv": partial(pd.read_csv, sep=source.separator or ","), "parquet": pd.read_parquet}
+    read = find_reader(folder.name, source.reader, known | dict.fromkeys(("npz", "sgemm"), pd.read_csv))
     frames = []
     for file in source.files:
         path = folder / file.name
         try:
-            is_parquet = source.reader == "parquet"
-            frame = pd.read_parquet(path) if is_parquet else pd.read_csv(path, sep=source.separator or ",")
+            frame = read(path)
         except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
             raise DatasetError(f"{path}: {error}") from None
         for column in (source.target, *source.ignore):

@@ -147,7 +147,10 @@ DECLARATIONS: Mapping[str, tuple[dict[str, object], str]] = {
     "test count": ({"test": 199}, "tiny, test: 200 images; params.yaml declares 199"),
     "shape": ({"shape": (3, 28, 28)}, r"images are \(3, 32, 32\); params.yaml declares \(3, 28, 28\)"),
     "classes": ({"classes": 100}, "10 class names; params.yaml declares 100"),
-    "reader": ({"reader": "cifar-10"}, "reader is 'cifar-10'; known: cifar10, cifar100, folder, imagenette"),
+    "reader": (
+        {"reader": "cifar-10"},
+        r"reader is 'cifar-10' \(did you mean cifar10\?\); known: cifar10, cifar100, folder, imagenette",
+    ),
 }
 
 
