@@ -26,7 +26,7 @@ _NEEDED = ("dvc", "pydantic", "rich", "sqlalchemy", "torch")
 """Packages of `claimcheck[train]` without which no other command starts."""
 _MORE = """\
 This is the library alone.  For more commands (init, repro, run, status, show, ...):
-  pip install 'claimcheck[train]'    train, record and judge a project of your own
+  pip install 'claimcheck[train]'    train, record and judge a project of your own; [train,export]: export it
   pip install 'claimcheck[service]'  serve a project's results as web pages and an API
   pip install 'claimcheck[plot]'     matplotlib, for claimcheck.plot
   pip install 'claimcheck[trackers]' import MLflow's folders and TensorBoard's events"""
