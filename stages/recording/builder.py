@@ -468,7 +468,7 @@ def _identify(item: Trial) -> list[Any]:
 
 def _row_of_lab(judgement: Judgement) -> dict[str, Any]:
     verdict = judgement.verdict
-    numbers = {name: getattr(verdict, name) for name in ("estimate", "low", "high", "confidence", "n")}
+    numbers = {name: getattr(verdict, name) for name in ("estimate", "confidence", "n", "explanation")} | verdict.ends
     holds = WORD_OF[verdict.status] is Word.HOLDS
     return {"status": str(verdict.status), "holds": holds, "ours": judgement.ours} | numbers
 
