@@ -354,7 +354,7 @@ COMMANDS = {
         example="claimcheck stage preprocess mnist",
         takes=lambda: [
             arg("verb", help="fetch, train, ..."),
-            arg("arguments", nargs="*", help="its data set or experiment"),
+            arg("arguments", nargs="...", help="its data set or experiment, and options"),
         ],
         run=lambda options: Answer(document=None, code=stage.run([options.verb, *options.arguments])),
     ),

@@ -57,7 +57,7 @@ class Manifest:
 
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest that `fetch` wrote."""
-    remedy = f"`python -m stages.fetch {path.stem}` writes it"
+    remedy = f"`claimcheck stage fetch {path.stem}` writes it"
     if not path.is_file():
         raise DatasetError(f"{path}: no such file; {remedy}")
     try:

@@ -64,7 +64,7 @@ READERS = {
 def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path) -> PackedInfo:
     """Write the packed set of `manifest` into `target`."""
     folder = _verify_raw(manifest, home, source.folder or manifest.dataset)
-    if any(file.name.endswith("/") for file in source.files):
+    if any(file.is_group for file in source.files):
         source = replace(source, files=tuple(SourceFile(name=file.name) for file in manifest.files))
     if source.kind == "table" and source.reader != "sgemm":
         return own.prepare_own_table(source, manifest, folder, target)
@@ -132,7 +132,9 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
 
 def _verify_raw(manifest: Manifest, home: Path, folder: str) -> Path:
     """Check the raw files against the manifest, and return their folder."""
-    remedy = f"run `python -m stages.fetch {manifest.dataset}` again"
+    remedy = f"run `claimcheck stage fetch {manifest.dataset}` again"
+    if manifest.source != "embedded" and not manifest.files:
+        raise DatasetError(f"{manifest.dataset}: its manifest in data/raw lists no files; {remedy}")
     for file in manifest.files:
         path = home / file.path
         if not path.is_file():

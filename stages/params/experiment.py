@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from stages.params.callables import signature_of
+from stages.params.files import SourceFile as SourceFile
 from stages.params.plugins import address_of
 from stages.params.protocol import protocol_schema, read_protocol
 from stages.params.schema import ParamsError as ParamsError
@@ -117,21 +118,6 @@ def _fill(text: str | None, values: Mapping[str, Any], pattern: str) -> str | No
         return None if text is None else text.format(**values)
     except (KeyError, IndexError, ValueError):
         raise ValueError(f"arms.{pattern}: {text!r} has braces for {', '.join(values) or 'no grid'} only") from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceFile:
-    """A file under its official name, relative to the data set's folder, and its published digests, if there are any.
-
-    `optional`: a mirror's part of the data set may lack it; the official host may not.  A name that ends with a slash
-    is a folder: its sha256 is that of a line `sha256  name` for each of its files, sorted by name (`fetch` prints it).
-    """
-
-    __pydantic_config__: ClassVar = STRICT
-    name: str
-    md5: str | None = None
-    sha256: str | None = None
-    optional: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
