@@ -17,7 +17,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -144,7 +143,12 @@ def main() -> None:
         print(json.dumps(app.openapi(), indent=1, ensure_ascii=False))
         return
     if arguments.examples:
-        print(json.dumps(_ask_examples(app), indent=1, ensure_ascii=False))
+        from fastapi.testclient import TestClient  # needed here alone
+
+        from service.examples import Ask, collect
+
+        with TestClient(app, base_url="http://127.0.0.1") as client:
+            print(json.dumps(collect(Ask(client)), indent=1, ensure_ascii=False))
         return
     serve(app, settings, arguments.host, arguments.port)
 
@@ -181,15 +185,6 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
     )
     warn_if_open(host, settings)
     DrainingServer(config, app.state.claimcheck.readiness, settings.drain_seconds).run()
-
-
-def _ask_examples(app: FastAPI) -> dict[str, dict[str, Any]]:
-    from fastapi.testclient import TestClient  # needed here alone
-
-    from service.examples import Ask, collect
-
-    with TestClient(app, base_url="http://127.0.0.1") as client:
-        return collect(Ask(client))
 
 
 if __name__ == "__main__":

@@ -107,7 +107,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         openapi_url=None,  # FastAPI's own route would write it on the event loop
         lifespan=_lifespan,
         # Traces are sent if OTEL_EXPORTER_OTLP_ENDPOINT is set; metrics and logs have code of their own.
-        telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_probe},
+        telemetry={
+            "auto_configure": True,
+            "metrics": False,
+            "logs": False,
+            # So frequent that their traces would bury the others.
+            "exclude": lambda scope: scope["path"].startswith(("/health/", "/v2/health/", "/metrics", "/static/")),
+        },
         # One file more than allowed, so that our own message can state the number of files.
         form_limits={"max_files": settings.max_images + 1, "max_fields": 256, "max_part_size": 4096},
     )
@@ -128,11 +134,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     return app
-
-
-def _is_probe(scope: Mapping[str, Any]) -> bool:
-    """Return True for requests so frequent that their traces would bury the others."""
-    return scope["path"].startswith(("/health/", "/v2/health/", "/metrics", "/static/"))
 
 
 def _app_state(settings: Settings) -> AppState:
@@ -308,31 +309,21 @@ def _version() -> str:
 
 
 def _describe(app: FastAPI) -> dict[str, Any]:
-    """Build the OpenAPI document once, and replace FastAPI's error schemas with ours."""
+    """Build the OpenAPI document once, with our error schemas, and real requests (curl commands) with their answers."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         schemas = document["components"]["schemas"]
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         schemas["ProblemOut"] = ProblemOut.model_json_schema()
-        problem = declared(422)[422]
-        for item in document["paths"].values():
-            for operation in item.values():
-                if "application/json" in operation["responses"].get("422", {}).get("content", {}):
-                    operation["responses"]["422"] = problem
-        _add_examples(document, load_examples())
+        problem, examples = declared(422)[422], load_examples()
+        for operation in (operation for item in document["paths"].values() for operation in item.values()):
+            if "application/json" in operation["responses"].get("422", {}).get("content", {}):
+                operation["responses"]["422"] = problem
+            if example := examples.get(operation["operationId"]):
+                operation["x-codeSamples"] = [{"lang": "shell", "source": example["curl"]}]
+                operation["responses"]["200"]["content"]["application/json"]["example"] = example["answer"]
+                if "body" in example:
+                    operation["requestBody"]["content"]["application/json"]["x-example"] = example["body"]
         app.openapi_schema = document
     return app.openapi_schema
-
-
-def _add_examples(document: dict[str, Any], examples: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add real requests as curl commands, and their responses as examples."""
-    for item in document["paths"].values():
-        for operation in item.values():
-            example = examples.get(operation["operationId"])
-            if example is None:
-                continue
-            operation["x-codeSamples"] = [{"lang": "shell", "source": example["curl"]}]
-            operation["responses"]["200"]["content"]["application/json"]["example"] = example["answer"]
-            if "body" in example:
-                operation["requestBody"]["content"]["application/json"]["x-example"] = example["body"]

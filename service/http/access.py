@@ -135,22 +135,19 @@ class AccessPolicy:
             if self.per_minute is not None:
                 self._count(client_of(client), self.per_minute, None)
             return None
-        name, key = self._find(self.keys(), authorization)
+        scheme, _, given = authorization.partition(" ")
+        found, named = digest_of(given.strip()), self.keys()
+        matches = [name for name, key in named.items() for digest in key.sha256 if hmac.compare_digest(found, digest)]
+        if scheme.lower() != "bearer" or not matches:
+            problem = "unknown API key" if authorization else "a key is missing"
+            raise AccessDenied(401, f"{problem}; send Authorization: Bearer <key>", {"www-authenticate": "Bearer"})
+        name, key = matches[0], named[matches[0]]
         try:
             self._count(name, key.requests_per_minute or self.per_minute, key.requests_per_day)
         except AccessDenied as refused:
             refused.key = name
             raise
         return name
-
-    def _find(self, named: Named, authorization: str) -> tuple[str, Key]:
-        scheme, _, key = authorization.partition(" ")
-        found = digest_of(key.strip())
-        matches = [name for name, one in named.items() for digest in one.sha256 if hmac.compare_digest(found, digest)]
-        if scheme.lower() != "bearer" or not matches:
-            problem = "unknown API key" if authorization else "a key is missing"
-            raise AccessDenied(401, f"{problem}; send Authorization: Bearer <key>", {"www-authenticate": "Bearer"})
-        return matches[0], named[matches[0]]
 
     def _count(self, holder: str, per_minute: int | None, per_day: int | None) -> None:
         if per_minute is None and per_day is None:

@@ -220,24 +220,16 @@ class RequestCheckMiddleware(HttpMiddleware):
         self.hosts, self.origins = frozenset(host.lower() for host in hosts), frozenset(origins)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._normalise(scope)
-        self._check(scope, Headers(scope=scope))
-        scope["headers"] = [pair for pair in scope["headers"] if not _is_ignored(*pair)]
-        await self.app(scope, receive, send)
-
-    def _normalise(self, scope: Scope) -> None:
-        """Split an absolute URL into path and host (RFC 9112, 3.2.2), and add the root path if a proxy removed it."""
-        if address := ADDRESS.fullmatch(scope.get("raw_path") or b""):
+        if address := ADDRESS.fullmatch(scope.get("raw_path") or b""):  # an absolute URL (RFC 9112, 3.2.2)
             others = [pair for pair in scope["headers"] if pair[0] != b"host"]
             path = address[2] or b"/"
             scope.update(headers=[(b"host", address[1]), *others], raw_path=path, path=unquote(path.decode("ascii")))
-        if self.root_path:
+        if self.root_path:  # which a proxy may have removed
             path, root = scope["path"], self.root_path
             scope["root_path"], scope["path"] = root, path if f"{path}/".startswith(f"{root}/") else root + path
             if scope["path"] == root:
                 scope["path"] += "/"
-
-    def _check(self, scope: Scope, headers: Headers) -> None:
+        headers = Headers(scope=scope)
         if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
             detail = "the request has a Transfer-Encoding with a Content-Length or in HTTP/1.0; send one length"
             raise Problem(400, detail, {"connection": "close"})
@@ -252,6 +244,8 @@ class RequestCheckMiddleware(HttpMiddleware):
         if origin and not {"*", origin} & self.origins and origin.lower().partition("://")[2] != given:
             detail = f"pages of {origin[:80]!r} may not send this; CLAIMCHECK_CORS_ORIGINS lists the allowed origins"
             raise Problem(403, detail)
+        scope["headers"] = [pair for pair in scope["headers"] if not _is_ignored(*pair)]
+        await self.app(scope, receive, send)
 
 
 def _is_ignored(name: bytes, value: bytes) -> bool:
