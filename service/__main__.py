@@ -21,10 +21,10 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from service.http import connections, logs
-from service.http.access import KeysError, new_key
-from service.http.counts import CountsError
+from service.http import connections
+from service.http.access import CountsError, KeysError, new_key
 from service.http.middleware import Readiness
+from service.http.monitoring import log_configuration
 from service.inference.processes import load_ahead
 from service.settings import Settings
 from stages.device import device_for
@@ -172,7 +172,7 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
         port=port,
         server_header=False,
         access_log=False,
-        log_config=logs.configuration(),
+        log_config=log_configuration(),
         # the other parser accepts headers of any length, trailers as headers and any number of requests
         http=connections.protocol(limits, app.state.claimcheck.metrics),
         proxy_headers=False,  # `create_app` believes those that the settings name

@@ -30,12 +30,10 @@ from service.database import queries
 from service.database.comparing import Comparisons
 from service.dependencies import AppState, conditional, dated
 from service.examples import load_examples
-from service.http.access import AccessPolicy, KeyFile
+from service.http.access import AccessPolicy, KeyFile, RequestCounter
 from service.http.caching import SHEET, KnownAnswer, NotModified, edition_of
-from service.http.counts import RequestCounter
 from service.http.downloads import Exports
 from service.http.errors import ProblemOut, declared, install_error_handlers
-from service.http.metrics import Metrics
 from service.http.middleware import (
     AnswerCache,
     BodyLimit,
@@ -45,6 +43,7 @@ from service.http.middleware import (
     RequestCheckMiddleware,
     RequestContextMiddleware,
 )
+from service.http.monitoring import Metrics
 from service.inference import decoding
 from service.inference.batching import Batcher
 from service.inference.choices import Choices
@@ -52,20 +51,7 @@ from service.inference.engine import Engine
 from service.inference.models import Models
 from service.inference.workers import Worker, cores_here, memory_here
 from service.pages import formats, repository, wording
-from service.routes import (
-    catalogue,
-    claim_pages,
-    comparisons,
-    experiment_pages,
-    export,
-    health,
-    inference,
-    model_pages,
-    oip,
-    pages,
-    reference,
-    runs,
-)
+from service.routes import claim_pages, experiment_pages, export, health, inference, oip, pages, reference, results
 from service.settings import Settings
 from service.slots import SessionPool, Slots
 from stages.device import device_for
@@ -125,9 +111,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     _add_middleware(app, parts)
     app.include_router(inference.router)  # first: routes are matched in order, and most requests are predictions
     app.include_router(pages.for_browsers, dependencies=[Depends(conditional), Depends(dated)])
-    for module in (comparisons, catalogue, runs):
-        app.include_router(module.router, dependencies=[Depends(conditional)])
-    for module in (pages, claim_pages, experiment_pages, model_pages):
+    app.include_router(results.router, dependencies=[Depends(conditional)])
+    for module in (pages, claim_pages, experiment_pages):
         app.include_router(module.router, dependencies=[Depends(conditional), Depends(dated)])
     for module in (export, oip, health, reference):
         app.include_router(module.router)

@@ -27,7 +27,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http import logs
 from service.http.access import AccessDenied, AccessPolicy, client_of
 from service.http.caching import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS, NotModified, known_tags, tag_of
 from service.http.errors import (
@@ -39,7 +38,7 @@ from service.http.errors import (
     problem_response,
     title_of,
 )
-from service.http.metrics import Metrics
+from service.http.monitoring import Metrics, request_id
 from service.slots import Slots, current_client
 
 logger = logging.getLogger("claimcheck.access")
@@ -108,7 +107,7 @@ class RequestContextMiddleware(HttpMiddleware):
         given = Headers(scope=scope).get("x-request-id", "")
         identity = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         client = scope.get("client")
-        id_token = logs.request_id.set(identity)
+        id_token = request_id.set(identity)
         client_token = current_client.set(client_of(client[0]) if client else "")
         method = scope["method"]
         inner = {**scope, "method": "GET"} if method == "HEAD" else scope
@@ -153,7 +152,7 @@ class RequestContextMiddleware(HttpMiddleware):
             if key := inner["state"].get("key"):
                 fields["key"] = key
             logger.info("request", extra={"fields": fields})
-            logs.request_id.reset(id_token)
+            request_id.reset(id_token)
             current_client.reset(client_token)
 
 
