@@ -67,6 +67,11 @@ CSV_TOO: dict[int | str, dict[str, Any]] = {
 """The second format of a list, for OpenAPI."""
 
 
+def binary(media_type: str) -> dict[int | str, dict[str, Any]]:
+    """Return the response of a route that answers with bytes, for OpenAPI."""
+    return {200: {"content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}}
+
+
 class Table(Response):
     """A table as CSV, or ranges of it."""
 

@@ -23,6 +23,7 @@ from service.http.caching import NotModified, known_tags
 from service.http.downloads import Download, Write
 from service.http.errors import declared
 from service.http.strict import StrictRoute
+from service.http.tabular import binary
 from stages.results import SCHEMA_VERSION, Base, JSONOf, UnknownName
 
 ROWS_AT_ONCE = 10_000
@@ -94,15 +95,11 @@ ZIP = "application/zip"
 TableName = Annotated[str, Path(description="a table of the database", examples=["metrics"])]
 
 
-def _bytes(media_type: str) -> dict[int | str, dict[str, Any]]:
-    return {200: {"content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}}
-
-
 @router.get(
     "/{table}.parquet",
     operation_id="exportTable",
     response_class=Response,
-    responses=_bytes(PARQUET) | declared(404, 422),
+    responses=binary(PARQUET) | declared(404, 422),
 )
 async def export_table(table: TableName, request: Request) -> Response:
     """One table of the database as a Parquet file, for `pandas.read_parquet` or DuckDB.
@@ -116,7 +113,7 @@ async def export_table(table: TableName, request: Request) -> Response:
     return await _download(request, f"{wanted.name}.parquet", PARQUET, partial(write_table, table=wanted))
 
 
-@router.get(".zip", operation_id="exportDatabase", response_class=Response, responses=_bytes(ZIP) | declared())
+@router.get(".zip", operation_id="exportDatabase", response_class=Response, responses=binary(ZIP) | declared())
 async def export_database(request: Request) -> Response:
     """All tables as Parquet files in one zip archive, from one state of the database."""
     return await _download(request, "claimcheck.zip", ZIP, write_zip)

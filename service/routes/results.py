@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse
 
 from service.database import claim_schemas, curves, queries
 from service.database.comparing import Provenance, Question, compare_one
-from service.database.samples import PNG, Samples
+from service.database.samples import Samples
 from service.database.schemas import (
     ArmResultOut,
     CheckpointOut,
@@ -28,7 +28,7 @@ from service.database.schemas import (
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.http.strict import StrictRoute
-from service.http.tabular import CSV_TOO, ListFormat, Paging, Table, list_responses
+from service.http.tabular import CSV_TOO, ListFormat, Paging, Table, binary, list_responses
 from service.pages.formats import unit_of
 from service.pages.versus import answer_versus
 from service.pages.wording import name_claims
@@ -61,9 +61,6 @@ ModelName = Annotated[
     Query(min_length=1, max_length=120, description="an arm, <experiment>.<arm>, or a title", examples=["ninformer"]),
 ]
 RunKey = Annotated[str, Path(description="64 hexadecimal digits, or a unique prefix of at least 7")]
-WEIGHTS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
-}
 Route = TypeVar("Route", bound=Callable[..., Any])
 
 
@@ -162,7 +159,7 @@ def list_samples(name: str, request: Request, session: ResultsSession, page: Pag
     tags=["catalogue"],
     operation_id="getSample",
     response_class=Response,
-    responses=PNG | declared(404, 422),
+    responses=binary("image/png") | declared(404, 422),
 )
 def read_sample(
     name: str,
@@ -353,7 +350,7 @@ def read_checkpoint(checkpoint_id: str, session: ResultsSession) -> CheckpointOu
     tags=["runs"],
     operation_id="getWeights",
     response_class=Response,
-    responses=WEIGHTS | declared(404),
+    responses=binary("application/octet-stream") | declared(404),
 )
 def read_weights(checkpoint_id: str, request: Request, session: ResultsSession) -> FileResponse:
     """Weights of one trained model as a safetensors file; its header holds the model and how to prepare images."""
