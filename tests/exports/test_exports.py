@@ -109,10 +109,11 @@ def test_released_model_has_a_card_and_results_that_the_hub_can_parse(
     assert (predictor.probabilities(samples.images).argmax(1) == samples.labels).mean() > 0.8, "as its card says"
 
 
-def test_card_of_a_model_with_replicates_has_the_error_between_runs(
-    clone: Path, published: str, tmp_path: Path
-) -> None:
+def test_card_of_a_model_with_replicates_has_the_error_between_runs(published: str, tmp_path: Path) -> None:
     database = str(shutil.copy(published, tmp_path / "results.db"))
+    root = tmp_path / "project"  # has no NOTICE
+    (root / "data").mkdir(parents=True)
+    (root / "data" / "models").symlink_to(REPOSITORY / "data" / "models")
     with closing(sqlite3.connect(database)) as writable, writable:
         writable.execute("DELETE FROM checkpoints WHERE position > 0")
         writable.execute(
@@ -120,10 +121,11 @@ def test_card_of_a_model_with_replicates_has_the_error_between_runs(
             "result_id = (SELECT min(id) FROM results WHERE experiment = 'nmn-mnist' AND arm = 'yat-mlp')"
         )
     with open_results(database)() as session:
-        write_models(session, clone, tmp_path / "hub", ["nmn-mnist"])
+        write_models(session, root, tmp_path / "hub", ["nmn-mnist"])
         values = accuracies(session, "nmn-mnist", "yat-mlp")
     (card,) = (ModelCard.load(path) for path in (tmp_path / "hub").glob("*/README.md"))
     numbers = card.data.eval_results[0].metric_args
+    assert card.data.license is None and "The terms of the data set: CC BY-SA 3.0" in card.text
     assert numbers["training_runs"] == len(values) == 10
     assert numbers["run_to_run_standard_error"] == pytest.approx(statistics.stdev(values) / math.sqrt(10))
 
