@@ -180,6 +180,10 @@ def test_environment_has_digests_of_paths_and_modules_with_unusual_loaders(
     assert found["modules"].keys() >= {"tests", "random", "torch", "shadow"} and "numpy" not in found["modules"]
 
 
+def test_package_that_an_earlier_run_loaded_is_no_unknown_code() -> None:
+    assert "yaml" not in process.describe_process({"yaml": "PyYAML==6"})["modules"]
+
+
 @pytest.mark.slow(hours=True)
 def test_every_arm_has_a_canary_that_takes_at_most_a_second() -> None:
     importlib.import_module("torch._dynamo")  # loaded by the first optimiser step

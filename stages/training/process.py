@@ -49,7 +49,8 @@ _real_folder = cache(os.path.realpath)  # thousands of loaded modules are in hun
 
 def describe_process(code: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return variables and code that neither the run key nor pinned packages cover; `code` is the key's."""
-    _keyed.update(code)  # modules that an earlier run of this process loaded were in its key
+    # modules that an earlier run of this process loaded were in its key; packages are recognised by their folder
+    _keyed.update(name for name, digest in code.items() if "==" not in digest)
     return {"modules": _other_modules() | _start_hooks(), "variables": describe_variables()}
 
 
