@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 STRICT = {"extra": "forbid"}
 
 Precision = Literal["float32", "tf32", "bfloat16", "float16"]
+TaskName = Literal["multi-label", "regression", "segmentation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +184,7 @@ class RunSpec:
     """Everything that determines a training's numbers.
 
     `code` maps each module to the digest of its source, and each installed package that it needs to its version.
+    `task` names what is learned, unless it is an image's class, a number for a table's row, or a text's next token.
     """
 
     model: ModelSpec
@@ -190,6 +192,7 @@ class RunSpec:
     data_digest: str
     replicate: Replicate
     code: Mapping[str, str]
+    task: TaskName | None = None
 
     @property
     def run_key(self) -> str:
@@ -217,6 +220,7 @@ class RunSpec:
             data_digest=spec["data_digest"],
             replicate=Replicate(**spec["replicate"]),
             code=dict(spec["code"]),
+            task=spec.get("task"),
         )
 
 

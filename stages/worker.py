@@ -47,6 +47,7 @@ from stages.training.resuming import EnergyMeter, ResumeState, energy_joules, fi
 from stages.training.session import flushing_denormals, open_session, plain_network, task_of
 from stages.training.stacked import StackState, code_of_stack, fit_stack, mode_of, stack_class
 from stages.training.tables import Regression
+from stages.training.tasks import with_task
 from stages.training.tf32 import describe_products
 
 __all__ = ["Job", "Trained", "TrainingStopped", "can_stack", "count_flops", "train_run", "train_stack"]
@@ -126,6 +127,8 @@ class _PreparedTraining:
         self.session = open_session(job.spec, job.data, self.info, self.device)
         if job.spec.protocol.recipe is not None:
             self.session = with_recipe(self.session, len(devices))
+        if job.spec.task is not None:
+            self.session = with_task(self.session, job.data, self.info, len(devices))
         if job.spec.protocol.has_options:
             self.session = with_options(self.session, len(devices))
         _refuse_other_code(job)
@@ -365,7 +368,7 @@ def _sealed_files(
     known = {}
     if divergence is None:
         contract = InputContract(
-            kind=info.kind,
+            kind=job.spec.task or info.kind,
             model=job.spec.model,
             shape=info.shape,
             mean=job.spec.protocol.mean,

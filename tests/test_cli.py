@@ -107,7 +107,7 @@ def test_help_examples_are_valid_commands(name: str) -> None:
         ("status x", 1, "claimcheck status: no paper 'x'; known: ninformer, hyperbf, nmn, brownian, dac"),
         ("profile quik", 1, "claimcheck profile: no profile 'quik'; did you mean quick?"),
         ("sample cifra10", 1, "claimcheck sample: params.yaml: no data set 'cifra10'; did you mean cifar10?"),
-        ("sample sgemm", 1, "claimcheck sample: sgemm is a table and has no images"),
+        ("sample sgemm", 1, "claimcheck sample: sgemm is of kind table and has no images with a class each"),
         (
             "publish ninformer-mnist foo",
             1,

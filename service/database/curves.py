@@ -31,7 +31,14 @@ CURVES: tuple[Curve, ...] = get_args(Curve)
 SIDES = {"train": "training", "val": "validation", "test": "test"}
 """Part of the data that a curve is measured on, by the first word of its name."""
 
-_LOSSES = {"images": ("loss", "nats"), "table": ("mean squared error", ""), "text": ("loss", "nats per token")}
+_LOSSES = {
+    "images": ("loss", "nats"),
+    "table": ("mean squared error", ""),
+    "text": ("loss", "nats per token"),
+    "multi-label": ("loss", "nats"),
+    "regression": ("mean squared error", ""),
+    "segmentation": ("loss", "nats per pixel"),
+}
 
 
 def name_curve(curve: str, kind: str) -> str:

@@ -340,10 +340,14 @@ def find_checkpoints(session: Session, ids: Sequence[str]) -> list[ServedCheckpo
 
     Raises:
         UnknownCheckpoint: one of them doesn't exist.
+        NoRealCheckpoint: one of them doesn't classify images.
     """
     by_id = {row.id: row for row in list_checkpoints(session, ids=ids)}
     for name in ids:
         if name not in by_id:
+            query = select(Dataset.kind).join(ExperimentRow).join(Checkpoint).where(Checkpoint.id == name)
+            if (kind := session.scalar(query)) is not None:
+                raise NoRealCheckpoint(f"{name[:120]} is of kind {kind}, and models here name the class of an image")
             of_model = select(Checkpoint.id).where(Checkpoint.id.startswith(f"{name[:120]}.", autoescape=True))
             query = of_model.order_by(Checkpoint.position).limit(MAX_NAMES)
             raise UnknownCheckpoint(name[:120], session.scalars(query))
@@ -375,7 +379,7 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
     """
     kind = find_dataset(session, dataset).kind
     if kind != "images":
-        raise NoRealCheckpoint(f"{dataset} is a {kind}, and models here take images")
+        raise NoRealCheckpoint(f"{dataset} is of kind {kind}, and models here name the class of an image")
     experiments = list_experiments(session, paper=None, dataset=dataset)
     known = list(dict.fromkeys(arm.name for experiment in experiments for arm in experiment.arms))
     for name in arms:

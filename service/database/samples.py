@@ -43,6 +43,8 @@ class Samples:
         self.info, self._file = found
         if self.info.kind != "images":
             raise NoSample(f"{dataset} is a {self.info.kind} and has no images")
+        if len(self._file.get_slice("labels").get_shape()) != 1:
+            raise NoSample(f"the images of {dataset} have no class each, and models here name the class of an image")
         self.positions: Sequence[int] = (self.info.test_rows or ()) if are_few else range(self.info.test_images)
 
     def __contains__(self, position: int) -> bool:

@@ -35,7 +35,7 @@ class PaperOut(Out):
 class DatasetOut(Out):
     name: str = Field(examples=["cifar100"])
     title: str = Field(examples=["CIFAR-100"])
-    kind: str = Field(description="images, table or text", examples=["images"])
+    kind: str = Field(description="images, table, text, multi-label, regression or segmentation", examples=["images"])
     shape: list[int] = Field(
         description="of a sample: channels, height, width; columns; or tokens", examples=[[3, 32, 32]]
     )

@@ -33,7 +33,14 @@ from stages.results import ClaimFilter, ExperimentComparison, Status, fidelity_o
 
 router = APIRouter(include_in_schema=False)
 for_browsers = APIRouter(include_in_schema=False, route_class=PageRoute)
-SAMPLES = {"images": "images", "table": "rows", "text": "tokens"}  # of each kind of data set
+SAMPLES = {
+    "images": "images",
+    "table": "rows",
+    "text": "tokens",
+    "multi-label": "samples",
+    "regression": "images",
+    "segmentation": "images",
+}  # of each kind of data set
 
 
 @for_browsers.get("/compare", responses=declared(404, 422))

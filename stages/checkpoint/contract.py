@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stages.faults import Mistake
-from stages.run import ModelSpec
+from stages.run import ModelSpec, TaskName
 
 METADATA_KEY = "claimcheck"
 _MAX_HEADER_BYTES = 1 << 20
@@ -27,6 +27,7 @@ class InputContract:
 
     Images are uint8 of `shape` [C, H, W], normalised by `mean` and `std` per channel.
     Tables and texts are used as packed: rows of `shape` [D] whose columns are `classes`, windows of [T] tokens.
+    `kind` is that of the data, or the task if the network has one of its own.
     """
 
     model: ModelSpec
@@ -37,7 +38,7 @@ class InputContract:
     run_key: str
     dataset: str
     data_digest: str
-    kind: Literal["images", "table", "text"] = "images"
+    kind: Literal["images", "table", "text"] | TaskName = "images"
 
 
 def read_checkpoint(weights: Path, *, expected_sha256: str | None = None) -> tuple[bytes, InputContract, str]:

@@ -37,7 +37,7 @@ class Predictor:
             CheckpointError: this isn't an image classifier, or type or shape differ from the contract's.
         """
         if self.contract.kind != "images":
-            raise CheckpointError(f"this checkpoint answers to a {self.contract.kind}, not to images")
+            raise CheckpointError(f"this checkpoint is for {self.contract.kind} data; it has no classes of images")
         tensor = torch.as_tensor(images)
         if tensor.dtype != torch.uint8 or tensor.ndim != 4 or tuple(tensor.shape[1:]) != self.contract.shape:
             expected = ", ".join(str(size) for size in self.contract.shape)

@@ -364,9 +364,9 @@ def clean_up(options: argparse.Namespace) -> Answer:
 def sample(options: argparse.Namespace) -> Answer:
     """Write a test image as PNG: a real one if the data set is packed or has samples in git, else a placeholder."""
     dataset, index = options.dataset, options.index
-    kind = find_source(load_params().datasets, dataset).kind
-    if kind != "images":
-        raise PackedDataError(f"{dataset} is a {kind} and has no images")
+    source = find_source(load_params().datasets, dataset)
+    if (kind := source.task or source.kind) != "images":
+        raise PackedDataError(f"{dataset} is of kind {kind} and has no images with a class each")
     packed, published = Path("data/processed") / dataset, Path("data/samples") / dataset
     is_real = (packed / "dataset.json").is_file() and read_info(packed).provenance != "embedded"
     folder = published if published.is_dir() and not is_real else packed

@@ -139,6 +139,7 @@ def decode_square(
     """RGB uint8 [3, side, side] of a picture: its shorter side resized to `side` (bilinear), the middle kept.
 
     A picture that is `side` x `side` already keeps its pixels.  Grey ones get three equal channels; mode `L` has one.
+    Mode `P` is for masks, whose one channel has numbers of classes, which aren't mixed.
     """
     try:
         with Image.open(io.BytesIO(content), formats=formats) as picture:
@@ -147,7 +148,11 @@ def decode_square(
                 raise DatasetError(f"{where}: {width} x {height} pixels; no picture here has more than {MAX_PIXELS:,}")
             if picture.mode[:1] in "IF":
                 raise DatasetError(f"{where}: has more than 8 bits a channel ({picture.mode}); convert it to 8 bits")
-            square = _middle(picture.convert(mode), side)
+            if mode == "P" and picture.mode not in ("L", "P"):
+                raise DatasetError(
+                    f"{where}: has mode {picture.mode}; a mask is grey or has a palette, a class for each"
+                )
+            square = _middle(picture if mode == "P" else picture.convert(mode), side, is_mask=mode == "P")
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
         kind = "JPEG " if formats == ("JPEG",) else ""
         raise DatasetError(f"{where}: not a whole {kind}picture ({error})") from None
@@ -163,12 +168,12 @@ def size_of(member: Member) -> tuple[int, int]:
         raise DatasetError(f"{member.where}: not a whole JPEG picture ({error})") from None
 
 
-def _middle(picture: Image.Image, side: int) -> Image.Image:
+def _middle(picture: Image.Image, side: int, *, is_mask: bool = False) -> Image.Image:
     width, height = picture.size
     shorter = min(width, height)
     if shorter != side:
         scaled = (side * width // shorter, side * height // shorter)
-        picture = picture.resize(scaled, Image.Resampling.BILINEAR)
+        picture = picture.resize(scaled, Image.Resampling.NEAREST if is_mask else Image.Resampling.BILINEAR)
     left, top = (picture.width - side) // 2, (picture.height - side) // 2
     return picture.crop((left, top, left + side, top + side))
 

@@ -163,7 +163,11 @@ def check_response(measured: np.ndarray, source: DatasetSource, where: str) -> N
 
 
 def check_classes(labels: np.ndarray, classes: tuple[str, ...], where: str) -> None:
-    """Check that every label is a class and every class has an image."""
+    """Check that every label is a class and every class has an image; of labels [N, K], that each is given to a row."""
+    if labels.ndim == 2:
+        if unused := [classes[index] for index in np.flatnonzero(labels.sum(0) == 0)]:
+            raise DatasetError(f"{where}: no row has the label {', '.join(unused[:5])}")
+        return
     outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
     if outside.size:
         row = int(outside[0])

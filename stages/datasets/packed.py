@@ -2,7 +2,7 @@
 
 `data/processed/<dataset>/` holds one file of arrays per split and `dataset.json`, a `PackedInfo`.
 
-images  train, test              `images` uint8 [N, C, H, W], `labels` int64 [N]
+images  train, test              `images` uint8 [N, C, H, W], `labels` int64 [N], or [N, ...] for another task
 table   train, test              `features` float32 [N, D], `targets` float32 [N]
 text    train, test              `tokens` uint16 [N]
 
@@ -38,7 +38,7 @@ class PackedDataError(ValueError):
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images uint8 [N, C, H, W] and their classes int64 [N]."""
+    """Images uint8 [N, C, H, W] and their classes int64 [N]; or other labels, encoded by `stages.datasets.labels`."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -49,7 +49,7 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class TableSet:
-    """Standardised features float32 [N, D] and targets float32 [N]."""
+    """Standardised features float32 [N, D] and targets float32 [N], or labels [N, K] for another task."""
 
     features: np.ndarray
     targets: np.ndarray

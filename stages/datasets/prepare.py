@@ -31,6 +31,7 @@ from stages.datasets.image_readers import (
     TINY_IMAGENET,
     TINY_IMAGENET_32,
 )
+from stages.datasets.labels import check_masks, encode_masks
 from stages.datasets.manifest import (
     ImageReader,
     Manifest,
@@ -79,6 +80,8 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
     if manifest.source == "embedded":
         train, test = compose_stand_in(manifest.dataset, source.shape, source.classes)
         classes = class_names(source.classes)
+        if source.task is not None:
+            train, test = (ImageSet(part.images, _stand_in_labels(part, source)) for part in (train, test))
         files: Mapping[Split, tuple[str, ...]] = {}
         kept, note, is_whole = None, None, False
     else:
@@ -95,7 +98,7 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
     if kept is not None:
         excluded = len(test) - len(kept)
         test = ImageSet(images=test.images[kept], labels=test.labels[kept])
-        check_classes(test.labels, classes, f"{manifest.dataset}, test")
+        _check_labels(test.labels, source, classes, f"{manifest.dataset}, test")
     shared = find_shared(train, test)
     if manifest.source != "embedded":
         # Without a count, official files are taken as they are; other files may share none.
@@ -162,8 +165,15 @@ def _read_checked(
     # Only a split without official digests may be partial: a mirror's subset declares so by its files.
     is_official = all(file.matches_official for file in manifest.files if file.name in reader.files[split])
     check_split(images, split, source, f"{manifest.dataset}, {split}", may_be_part=not is_official)
-    check_classes(images.labels, reader.classes, f"{manifest.dataset}, {split}")
+    _check_labels(images.labels, source, reader.classes, f"{manifest.dataset}, {split}")
     return images
+
+
+def _check_labels(labels: np.ndarray, source: DatasetSource, classes: tuple[str, ...], where: str) -> None:
+    if source.task == "segmentation":
+        check_masks(labels, source, where)
+    elif source.task != "regression":  # any finite number will do
+        check_classes(labels, classes, where)
 
 
 def _exact_rows(manifest: Manifest, rows: int) -> np.ndarray | None:
@@ -230,6 +240,18 @@ def compose_stand_in(name: str, shape: tuple[int, ...], classes: int) -> tuple[I
     train = _compose(train_labels, images[~held_out], digits[~held_out], shape, _places(classes), random)
     test = _compose(test_labels, images[held_out], digits[held_out], shape, _places(classes), random)
     return train, test
+
+
+def _stand_in_labels(images: ImageSet, source: DatasetSource) -> np.ndarray:
+    """Labels of the task: the class and the one before it, or the brightness of the image or of each pixel."""
+    if source.task == "regression":
+        brightness = images.images.mean(axis=(1, 2, 3))
+        return np.repeat(brightness[:, None], source.classes, axis=1).view(np.int64)
+    if source.task == "segmentation":
+        masks = images.images.mean(axis=1) * source.classes // 256
+        return encode_masks(masks.astype(np.uint8), source, "placeholder data")
+    both = np.eye(source.classes, dtype=np.int64) + np.eye(source.classes, k=-1, dtype=np.int64)
+    return both[images.labels]
 
 
 def stand_in_counts(classes: int) -> tuple[int, int]:

@@ -51,6 +51,7 @@ def read_huggingface(folder: Path, files: Sequence[str], source: DatasetSource) 
     Raises:
         DatasetError: a file can't be read or unpacks to too much, or lacks a column of pictures or of their classes.
     """
+    assert not isinstance(source.target, tuple), "only tables and folders have several"
     first: list[str] | None = None
     for file in files:
         if not file.endswith((".arrow", ".parquet")) or PurePosixPath(file).name.startswith("cache-"):
@@ -165,6 +166,7 @@ def read_webdataset(folder: Path, files: Sequence[str], source: DatasetSource) -
     Raises:
         DatasetError: a file can't be read or is malicious, or a sample has no class.
     """
+    assert not isinstance(source.target, tuple), "only tables and folders have several"
     for file in files:
         if not file.endswith((".tar", ".tgz", ".tar.gz")):
             continue

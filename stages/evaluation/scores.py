@@ -23,7 +23,8 @@ from stages.papers import Observations, build_model, find_observations
 from stages.run import ModelSpec, Protocol, Replicate, canonical_json
 from stages.runs.evidence import Layers, Measurement, Moment, pack_confusion, pack_correct
 from stages.training.kinds import RowSet, make_task
-from stages.training.loop import measure, seeded_model
+from stages.training.loop import Task, measure, seeded_model
+from stages.training.tasks import TASKS, task_named
 
 CALIBRATION_BINS = 15
 """Guo et al. 2017, section 5."""
@@ -129,6 +130,7 @@ def cut_rows(rows: RowSet, kept: int) -> RowSet:
     return type(rows)(*(getattr(rows, field.name)[chosen] for field in dataclasses.fields(rows)))
 
 
+_SAMPLES = {"images": "image", "table": "row", "text": "token"}
 _LARGEST_EXPONENT = math.log(sys.float_info.max)
 
 
@@ -151,15 +153,52 @@ def score(
 ) -> Scores:
     """Score `predictor` on the test split; `history` are the run's epochs, `flops` those of one row."""
     parameters = Measurement(metric="parameters", split="none", value=count_parameters(predictor.network))
-    if isinstance(test_set, ImageSet):
-        cost = Measurement(metric="flops_per_image", split="none", value=flops)
+    kind, parts = predictor.contract.kind, info.shape[0] if info.kind == "text" else 1
+    per_sample = flops if info.kind == "images" else flops / parts
+    cost = Measurement(metric=f"flops_per_{_SAMPLES[info.kind]}", split="none", value=per_sample)
+    if kind not in TASKS and isinstance(test_set, ImageSet):
         return _score_images(predictor, test_set, history, (parameters, cost))
-    task = make_task(test_set, info, protocol, predictor.device)
+    task = task_named(kind, make_task(test_set, info, protocol, predictor.device))
     loss = measure(predictor.network, task)["loss"]
-    measured = _of_table(loss, info, history) if info.kind == "table" else _of_text(loss, len(task) * info.shape[0])
-    per, parts = ("row", 1) if info.kind == "table" else ("token", info.shape[0])
-    cost = Measurement(metric=f"flops_per_{per}", split="none", value=flops / parts)
+    if kind == "text":
+        measured = _of_text(loss, len(task) * parts)
+    elif kind == "segmentation":
+        measured = _of_masks(loss, predictor.network, task)
+    elif kind == "multi-label":
+        measured = _of_labels(loss, *_outputs(predictor.network, task))
+    else:
+        measured = _of_table(loss, info, history)
+        if kind == "regression":
+            measured += _of_numbers(loss, *_outputs(predictor.network, task))
     return Scores(metrics=(*measured, parameters, cost))
+
+
+def _outputs(network: nn.Module, task: Task) -> tuple[np.ndarray, np.ndarray]:
+    """Outputs and targets of all rows."""
+    with torch.inference_mode():
+        batches = task.plain_batches(torch.arange(len(task), device=task.device), 256)
+        pairs = [(network(inputs).float().cpu().numpy(), targets.cpu().numpy()) for inputs, targets in batches]
+    outputs, targets = zip(*pairs, strict=True)
+    return np.concatenate(outputs), np.concatenate(targets)
+
+
+def _of_labels(loss: float, logits: np.ndarray, labels: np.ndarray) -> list[Measurement]:
+    """Metrics of logits and labels [n, K]; a label is predicted if its probability is at least 1/2.
+
+    Average precision is that of the labels that a row has: it isn't defined for others.
+    """
+    from sklearn.metrics import average_precision_score, f1_score  # a second
+
+    present, predicted = labels.any(axis=0), logits >= 0
+    precision = [average_precision_score(labels[:, one], logits[:, one]) for one in np.flatnonzero(present)]
+    f1 = [f1_score(labels[:, one], predicted[:, one], zero_division=0) for one in range(labels.shape[1])]
+    values = {
+        "loss": loss,
+        **({"mean_average_precision": float(np.mean(precision))} if precision else {}),
+        "macro_f1": float(np.mean(f1)),
+        "exact_match": float((predicted == labels).all(axis=1).mean()),
+    }
+    return [Measurement(metric=name, split="test", value=value, n=len(labels)) for name, value in values.items()]
 
 
 def _of_table(loss: float, info: PackedInfo, history: Sequence[Mapping[str, Any]]) -> list[Measurement]:
@@ -177,6 +216,35 @@ def _of_table(loss: float, info: PackedInfo, history: Sequence[Mapping[str, Any]
         for epoch, error in errors.items()
         for metric, value in (("mse", error), ("log_mse", math.log(error)))
     ]
+
+
+def _of_masks(loss: float, network: nn.Module, task: Task) -> list[Measurement]:
+    """Share of right ones among the pixels that count; intersection over union, averaged over the classes.
+
+    A class that neither occurs nor is predicted is left out of the average.
+    """
+    confusion: Tensor | int = 0
+    with torch.inference_mode():
+        for inputs, targets in task.plain_batches(torch.arange(len(task), device=task.device), 256):
+            logits, counts = network(inputs), targets >= 0
+            classes = logits.shape[1]
+            cells = targets[counts] * classes + logits.argmax(1)[counts]
+            confusion += cells.bincount(minlength=classes**2).reshape(classes, classes).cpu()
+    assert isinstance(confusion, Tensor), "a test set has images"
+    confusion = confusion.double()
+    right, union = confusion.diag(), confusion.sum(0) + confusion.sum(1) - confusion.diag()
+    values = {
+        "loss": loss,
+        "pixel_accuracy": float(right.sum() / confusion.sum()),
+        "mean_iou": float((right / union)[union > 0].mean()),
+    }
+    return [Measurement(metric=name, split="test", value=value, n=len(task)) for name, value in values.items()]
+
+
+def _of_numbers(loss: float, outputs: np.ndarray, targets: np.ndarray) -> list[Measurement]:
+    """Root of the mean squared error `loss`, and mean absolute error, in units of the targets [n, K]."""
+    values = {"rmse": math.sqrt(loss), "mae": float(np.abs(outputs.astype(np.float64) - targets).mean())}
+    return [Measurement(metric=name, split="test", value=value, n=len(targets)) for name, value in values.items()]
 
 
 def _of_text(loss: float, tokens: int) -> list[Measurement]:
@@ -244,7 +312,8 @@ class Observer:
             TypeError: the paper's module rejects a model that it claims to cover.
         """
         model = predictor.contract.model
-        observations = None if self.test_set is None else find_observations(model)
+        is_classifier = predictor.contract.kind == "images"
+        observations = find_observations(model) if is_classifier else None
         if observations is None or self.test_set is None:
             return Inside()
         number = getattr(observations, "IMAGES", IMAGES)

@@ -23,6 +23,7 @@ from stages.params.protocol import protocol_schema, read_protocol
 from stages.params.schema import ParamsError as ParamsError
 from stages.params.schema import (
     check_choice,
+    check_task,
     classes_of,
     hint,
     known_papers,
@@ -39,6 +40,7 @@ from stages.run import (
     Protocol,
     Replicate,
     RunSpec,
+    TaskName,
 )
 from stages.runs.fingerprint import IMPORTED_MODEL
 
@@ -135,7 +137,8 @@ class DatasetSource:
 
     From `broken` on, for a user's own data.  `broken`: what becomes of pictures that can't be read.  `target`,
     `separator` and `ignore` are a table's columns and the character between them; `missing`: what becomes of rows with
-    missing values, `mean` of the training rows in their place or not.
+    missing values, `mean` of the training rows in their place or not.  `task`: what is learned, with `classes` labels,
+    unless it is a picture's class or a row's number.  `labels`: the table that has the labels of a folder's pictures.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -159,10 +162,12 @@ class DatasetSource:
     complete_by_content: bool = False
     test_is_ours: bool = False
     broken: Literal["refuse", "skip"] = "refuse"
-    target: str | None = None
+    target: str | tuple[str, ...] | None = None
     separator: str | None = None
     ignore: tuple[str, ...] = ()
     missing: Literal["refuse", "drop", "mean"] = "refuse"
+    task: TaskName | None = None
+    labels: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,6 +299,8 @@ def load_params(root: Path = Path()) -> Params:
     index_path = root / "params.yaml"
     index = validate(TypeAdapter(_Index), read_yaml(index_path), index_path)
     check_choice(index.profile, index.profiles, index_path, "profile")
+    for name, source in index.datasets.items():
+        check_task(source, index_path, f"datasets.{name}")
     known = sorted(field.name for field in dataclasses.fields(Protocol))
     for name, profile in index.profiles.items():
         if strange := next((key for key in profile.overrides if key not in known), None):
@@ -315,7 +322,9 @@ def load_params(root: Path = Path()) -> Params:
         experiments[name] = _read_experiment(name, entry, index.datasets[entry.dataset], document, path)
         for profile in index.profiles.values():
             for arm in [None, *(arm for arm in experiments[name].arms.values() if arm.protocol)]:
-                resolve_protocol(experiments[name], profile, arm)
+                is_classes = index.datasets[entry.dataset].task is None
+                if resolve_protocol(experiments[name], profile, arm).recipe and not is_classes:
+                    raise ParamsError(f"{path}: protocol.recipe is set; {entry.dataset} has a task without classes")
     return Params(
         profile_name=index.profile,
         profiles=index.profiles,
@@ -461,7 +470,7 @@ class PlannedRun:
 def _given_by_data(source: DatasetSource) -> dict[str, int]:
     """Return model keywords that describe the data, for models that have them and files that don't set them."""
     if source.kind == "table":
-        return {"in_features": source.shape[0]}
+        return {"in_features": source.shape[0]} | ({"num_classes": source.classes} if source.task else {})
     if source.kind == "text":
         return {"context": source.shape[0]}
     channels, height, _ = source.shape
@@ -492,7 +501,9 @@ def plan_runs(
         model = ModelSpec(path=path, arguments=arguments)
         protocol = resolve_protocol(experiment, profile, arm)
         for index, replicate in enumerate(replicates[: profile.replicates]):
-            spec = RunSpec(model=model, protocol=protocol, data_digest="", replicate=replicate, code={})
+            spec = RunSpec(
+                model=model, protocol=protocol, data_digest="", replicate=replicate, code={}, task=source.task
+            )
             runs.append(PlannedRun(name=RunName(experiment.name, arm.name, index), spec=spec))
     return runs
 

@@ -276,6 +276,7 @@ class DatabaseBuilder:
                 source,
                 name=name,
                 position=position,
+                kind=source.task or source.kind,
                 shape=list(source.shape),
                 class_names=list(READERS[source.reader].classes) if source.reader in READERS else [],
                 train_images=source.train,

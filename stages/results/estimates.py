@@ -21,13 +21,19 @@ SHOWN_METRICS: Mapping[str, tuple[str, ...]] = {
     "images": ("accuracy", "best_epoch_accuracy", "loss", "calibration_error", "inference_time"),
     "table": ("selected_log_mse", "log_mse", "selected_mse", "mse", "inference_time"),
     "text": ("loss", "perplexity", "inference_time"),
+    "multi-label": ("mean_average_precision", "macro_f1", "exact_match", "loss", "inference_time"),
+    "regression": ("rmse", "mae", "mse", "inference_time"),
+    "segmentation": ("mean_iou", "pixel_accuracy", "loss", "inference_time"),
 }
-"""Metrics that readers compare models by, for each kind of data, besides those that the paper prints."""
+"""Metrics that readers compare models by, for each kind of data or task, besides those that the paper prints."""
 
 FIRST_METRICS: Mapping[str, tuple[str, ...]] = {
     "images": ("accuracy",),
     "table": ("selected_log_mse", "log_mse"),
     "text": ("loss",),
+    "multi-label": ("mean_average_precision",),
+    "regression": ("rmse",),
+    "segmentation": ("mean_iou",),
 }
 """Metrics shown if a paper prints none of an experiment's: the first of these that the compared results hold."""
 

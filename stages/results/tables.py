@@ -105,7 +105,7 @@ class ProfileRow(Base):
 
 
 class Dataset(Base):
-    """A data set of images, a table or text (`kind`), with its official counts and the `shape` of one sample."""
+    """A data set (images, table or text, or its task: `kind`), its official counts and the `shape` of one sample."""
 
     __tablename__ = "datasets"
     name: Mapped[str] = mapped_column(primary_key=True)

@@ -27,10 +27,21 @@ _OTHER_CLASS = 0.005
 """Largest share of test images whose class differs between those two passes, at least one image."""
 _SECONDS = 6e-5
 """An epoch's seconds are stored with four decimals."""
-_SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy", "accuracy_after_inversion", "macro_f1", "auroc")
+_SHARES = (
+    "accuracy",
+    "calibration_error",
+    "best_epoch_accuracy",
+    "accuracy_after_inversion",
+    "macro_f1",
+    "auroc",
+    "mean_average_precision",
+    "exact_match",
+    "mean_iou",
+    "pixel_accuracy",
+)
 MOST_CONFUSION_BYTES = 1 << 26
 _OF_ALL_IMAGES = (*_SHARES, "loss")
-_OF_ALL_ROWS = ("mse", "log_mse", "selected_mse", "selected_log_mse")
+_OF_ALL_ROWS = ("mse", "log_mse", "selected_mse", "selected_log_mse", "rmse", "mae")
 _FASTEST = {
     "cpu": {"float32": 4e11, "bfloat16": 5e12, "float16": 5e12},
     "cuda": {"float32": 1e14, "tf32": 1.5e15, "bfloat16": 3e15, "float16": 3e15},
@@ -197,6 +208,8 @@ def _metrics(line: ResultLine, curves: Columns) -> Iterator[str]:
         yield from _of_table(curves, values)
     elif is_text:
         yield from _of_text(curves, values)
+    elif "task" in line.spec and "loss" in values:
+        yield from _last_loss(curves, "loss", values["loss"])
     elif "accuracy" in values or line.correct is not None:
         yield from _of_images(line, curves, values)
     observed = [value for value in curves["test_accuracy"] if value is not None]
@@ -255,6 +268,9 @@ def _of_table(curves: Columns, values: dict[str, float]) -> Iterator[str]:
                 yield f"{prefix}mse is {error:.10g}, no squared error"
             elif not math.isclose(logarithm, math.log(error), rel_tol=1e-9, abs_tol=1e-12):
                 yield f"{prefix}log_mse is {logarithm:.10g}, the logarithm of {prefix}mse is {math.log(error):.10g}"
+    root = values.get("rmse")
+    if root is not None and not math.isclose(root**2, values["mse"], rel_tol=1e-9):
+        yield f"rmse is {root:.10g}, its square isn't mse, {values['mse']:.10g}"
     losses = zip(curves["val_loss"], curves["test_loss"], strict=True)
     watched = [(val, test) for val, test in losses if val is not None and test is not None]
     chosen = min(watched, key=itemgetter(0))[1] if watched else None

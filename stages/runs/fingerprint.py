@@ -305,7 +305,7 @@ def _version(package: str) -> str | None:
 
 
 IMPORTED_MODEL = "stages.papers.imported.model:ImportedModel"
-RECIPE, OPTIONS = "stages.training.recipe", "stages.training.options"
+RECIPE, OPTIONS, TASKS = "stages.training.recipe", "stages.training.options", "stages.training.tasks"
 
 
 def model_addresses(path: str, arguments: Mapping[str, Any]) -> list[str]:
@@ -314,7 +314,7 @@ def model_addresses(path: str, arguments: Mapping[str, Any]) -> list[str]:
 
 
 def imported_modules_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the modules that a spec names: those of its callables, its recipe and its options."""
+    """Return the modules that a spec names: those of its callables, its recipe, its options and its task."""
     protocol = spec["protocol"]
     names = model_addresses(**spec["model"])[1:]
     names += [protocol["optimizer"]["address"]] if "address" in protocol["optimizer"] else []
@@ -325,6 +325,7 @@ def imported_modules_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
     schedule = [protocol["schedule"]["address"]] if "address" in protocol.get("schedule", {}) else []
     has_options = schedule or {"accumulate", "ema"} & protocol.keys() or protocol.get("precision") == "float16"
     names += [OPTIONS, *schedule] if has_options else []
+    names += [TASKS] if "task" in spec else []
     return tuple(name.partition(":")[0] for name in names)
 
 

@@ -22,7 +22,7 @@ from stages.ops.fast.cpp import TAKEN
 from stages.ops.fast.dropout import with_fast_dropout
 from stages.ops.fast.wide_attention import use_wide_attention
 from stages.papers import build_model
-from stages.run import ModelSpec, Protocol, Replicate, RunSpec, SplitSpec, canonical_json
+from stages.run import ModelSpec, Replicate, RunSpec, SplitSpec, canonical_json
 from stages.runs.fingerprint import module_digest, source_path
 from stages.training.kinds import RowSet, make_task
 from stages.training.loop import fit, seeded_model
@@ -31,6 +31,7 @@ from stages.training.resuming import first_line
 from stages.training.session import flushing_denormals
 from stages.training.stacked import fit_stack, stack_class
 from stages.training.tables import Regression
+from stages.training.tasks import task_named
 
 STEPS, BATCH = 20, 2
 _SMALL = {"image_size": 32, "context": 16, "vocabulary_size": 256}
@@ -72,6 +73,7 @@ def canary_of(spec: RunSpec, info: PackedInfo, device: torch.device, *, is_stack
             train_images=None,
         ),
     )
+    small = dataclasses.replace(spec, model=model, protocol=protocol)
     code = module_digest(path) if (path := source_path(__name__)) else ""
     what = [dataclasses.asdict(model), dataclasses.asdict(protocol), info.kind, info.shape, dict(spec.code), code]
     of = digest(canonical_json([*what, is_stacked]).encode())
@@ -80,8 +82,8 @@ def canary_of(spec: RunSpec, info: PackedInfo, device: torch.device, *, is_stack
         TAKEN.clear()
         train = _train_stack if is_stacked else _train
         with torch.random.fork_rng([device] if device.type == "cuda" else []), flushing_denormals():
-            found = _digest(lambda: train(model, protocol, info, device))
-            if device.type == "cuda" and found != _digest(lambda: train(model, protocol, info, device)):
+            found = _digest(lambda: train(small, info, device))
+            if device.type == "cuda" and found != _digest(lambda: train(small, info, device)):
                 found = VARIES
         _known[key] = Canary(of, found, frozenset(TAKEN))
     return _known[key]
@@ -107,38 +109,48 @@ def _small_model(model: ModelSpec) -> ModelSpec:
     return model
 
 
-def _rows(model: ModelSpec, info: PackedInfo) -> tuple[RowSet, PackedInfo]:
+def _rows(spec: RunSpec, info: PackedInfo) -> tuple[RowSet, PackedInfo]:
     """Generate synthetic rows, enough for every step."""
-    draw, count, given = np.random.default_rng(0), STEPS * BATCH, model.arguments
+    draw, count, given = np.random.default_rng(0), STEPS * BATCH, spec.model.arguments
     if info.kind == "table":
         features = draw.standard_normal((count, *info.shape), np.float32)
-        return TableSet(features, features.sum(1)), info
+        if spec.task is None:
+            return TableSet(features, features.sum(1)), info
+        return TableSet(features, draw.integers(2, size=(count, given.get("num_classes", 1)))), info
     if info.kind == "text":
         window = given.get("context", info.shape[0])
         tokens = draw.integers(given.get("vocabulary_size", 2), size=count * window + 1, dtype=np.uint16)
         return TokenSet(tokens), dataclasses.replace(info, shape=(window,))
     size = given.get("image_size", info.shape[1])
     images = draw.integers(256, size=(count, info.shape[0], size, size), dtype=np.uint8)
-    return ImageSet(images, draw.integers(len(info.classes), size=count)), info
+    if spec.task is None:
+        return ImageSet(images, draw.integers(len(info.classes), size=count)), info
+    if spec.task == "regression":
+        return ImageSet(images, draw.standard_normal((count, len(info.classes))).view(np.int64)), info
+    if spec.task == "segmentation":
+        masks = draw.integers(1, len(info.classes) + 1, (count, -(-size * size // 8) * 8), np.uint8)
+        return ImageSet(images, masks.view(np.int64)), info
+    return ImageSet(images, draw.integers(2, size=(count, len(info.classes)))), info
 
 
-def _train(model: ModelSpec, protocol: Protocol, info: PackedInfo, device: torch.device) -> list[Any]:
-    rows, info = _rows(model, info)
-    if device.type == "cpu" and protocol.precision == "bfloat16":
+def _train(spec: RunSpec, info: PackedInfo, device: torch.device) -> list[Any]:
+    rows, info = _rows(spec, info)
+    if device.type == "cpu" and spec.protocol.precision == "bfloat16":
         use_wide_attention()
-    network = seeded_model(lambda: with_fast_dropout(build_model(model)), Replicate(seed=0)).to(device)
+    network = seeded_model(lambda: with_fast_dropout(build_model(spec.model)), Replicate(seed=0)).to(device)
     _refuse_large(network)
-    outcome = fit(network, make_task(rows, info, protocol, device), protocol, Replicate(seed=0))
+    task = task_named(spec.task, make_task(rows, info, spec.protocol, device))
+    outcome = fit(network, task, spec.protocol, Replicate(seed=0))
     return [outcome.history, outcome.divergence, network.state_dict()]
 
 
-def _train_stack(model: ModelSpec, protocol: Protocol, info: PackedInfo, device: torch.device) -> list[Any]:
+def _train_stack(spec: RunSpec, info: PackedInfo, device: torch.device) -> list[Any]:
     seeds = [Replicate(seed=seed) for seed in range(2)]
-    networks = [seeded_model(lambda: build_model(model), seed).to(device) for seed in seeds]
+    networks = [seeded_model(lambda: build_model(spec.model), seed).to(device) for seed in seeds]
     _refuse_large(networks[0])
-    task = make_task(_rows(model, info)[0], info, protocol, device)
+    task = make_task(_rows(spec, info)[0], info, spec.protocol, device)
     assert isinstance(task, Regression), "only networks of tables are stacked"
-    found = fit_stack(networks, stack_class(model), task, protocol, seeds, is_compiled=False)
+    found = fit_stack(networks, stack_class(spec.model), task, spec.protocol, seeds, is_compiled=False)
     return [outcome.history for outcome, _ in found] + [network.state_dict() for network in networks]
 
 

@@ -199,7 +199,7 @@ def check_metrics(root: Path, checkpoint: Checkpoint, packed: Path, *, with_weig
         return Link("metrics", "broken", "; ".join(found))
     taken = "from bitmap and curves"
     if line.correct is None and "mse" not in {row.metric for row in line.metrics} and not with_weights:
-        return Link("metrics", "holds", f"{taken}; `claimcheck verify --weights` predicts texts again, too")
+        return Link("metrics", "holds", f"{taken}; `claimcheck verify --weights` predicts again, too")
     try:
         if not (packed / "dataset.json").is_file() or read_info(packed).digest != line.data.digest:
             needed = f"the weights need {packed.name} as it was packed, which is not here"
@@ -298,7 +298,16 @@ def compare(line: ResultLine, scores: Scores) -> Iterator[str]:
     for row in scores.metrics:
         if (value := recorded.get((row.metric, row.split))) is None:
             continue
-        share = row.metric in ("accuracy", "calibration_error", "macro_f1", "auroc")
+        share = row.metric in (
+            "accuracy",
+            "calibration_error",
+            "macro_f1",
+            "auroc",
+            "mean_average_precision",
+            "exact_match",
+            "mean_iou",
+            "pixel_accuracy",
+        )
         slack = max(_OTHER_MACHINE, 1.5 / n) if share else 1e-12
         if not math.isclose(value, row.value, rel_tol=0 if row.split == "none" else _OTHER_MACHINE, abs_tol=slack):
             yield f"{row.metric} is recorded as {value:.10g}, the weights give {row.value:.10g}"

@@ -45,7 +45,7 @@ def key(client: TestClient) -> str:
         ("/?dataset=mnist&metric=acc", 422, "known: accuracy"),
         ("/compare?dataset=imagenet", 404, "known: mnist, cifar10, cifar100"),
         ("/compare?paper=resnet", 404, "known: ninformer"),
-        ("/compare?profile=slow", 422, "known: smoke, quick-bfloat16, quick, paper-tf32, paper"),
+        ("/compare?profile=slow", 422, "known: smoke, quick-bfloat16, quick, thirty-bfloat16, paper-tf32, paper"),
         ("/compare?metric=acc", 422, "known: accuracy"),
         ("/compare?format=xml", 422, "query.format"),
         ("/runs/0000", 404, "unknown run '0000'; /api/v1/runs lists them"),
@@ -188,7 +188,7 @@ def test_data_set_without_weights_explains_why_nothing_answers(tmp_path: Path, m
     record(root, "data/results.db")
     details = {
         "cifar100": "no weights of a model trained on real cifar100 data are here",
-        "sgemm": "sgemm is a table, and models here take images",
+        "sgemm": "sgemm is of kind table, and models here name the class of an image",
         "cifar10": "ninformer-cifar10.vit.0, ninformer-cifar10.mlp-mixer.0, …; /api/v1/checkpoints lists all",
     }
     with reading(Settings(root=root)) as client:

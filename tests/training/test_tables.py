@@ -101,7 +101,7 @@ def test_worker_trains_a_table_whose_checkpoint_is_scored_by_mean_square(tmp_pat
     assert selected["mse"] == values["mse"].value
     assert values["flops_per_row"].value == 2 * (3 * 16 + 16 * 16 + 16)
     assert scores.correct is scores.confusion is None
-    with pytest.raises(CheckpointError, match="answers to a table, not to images"):
+    with pytest.raises(CheckpointError, match="is for table data; it has no classes of images"):
         predictor.probabilities(np.zeros((1, 3, 2, 2), dtype=np.uint8))
 
 

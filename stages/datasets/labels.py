@@ -1,0 +1,131 @@
+"""Labels of a user's own data other than one class: several of a row, numbers, or masks of pixels.
+
+All are packed in int64 [N, ...], as classes are, so that one format, which every run key covers, has them all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from numbers import Real
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from stages.datasets.verified import DatasetError
+from stages.params.experiment import DatasetSource
+
+
+def is_mask(name: str) -> bool:
+    """Return True for a picture in a folder called masks."""
+    return "masks" in PurePosixPath(name).parent.parts
+
+
+def pair_masks(names: Iterable[str], folder: Path) -> dict[str, str]:
+    """Return each picture's mask: `images/cat.jpg` has `masks/cat.png`, in any folder.
+
+    Raises:
+        DatasetError: there are none, a picture has no mask, or a mask no picture.
+    """
+    pairs: dict[str, dict[str, str]] = {"images": {}, "masks": {}}
+    for name in names:
+        path = PurePosixPath(name)
+        for kind in {*path.parent.parts} & pairs.keys():
+            pairs[kind]["/".join(part for part in path.with_suffix("").parts if part != kind)] = name
+    images, masks = pairs["images"], pairs["masks"]
+    if not images:
+        raise DatasetError(f"{folder}: no picture is in a folder called images; its mask is in one called masks")
+    if single := sorted(images.keys() ^ masks.keys()):
+        raise DatasetError(f"{folder}: {len(single)} of images/ and masks/ have no partner: {', '.join(single[:5])}")
+    return {image: masks[key] for key, image in images.items()}
+
+
+def encode_masks(masks: np.ndarray, source: DatasetSource, where: str) -> np.ndarray:
+    """Bytes of masks [N, H, W], eight in an int64: 0 for a pixel that doesn't count (255), else its class and one.
+
+    Raises:
+        DatasetError: they have another shape or type, or a number that is no class.
+    """
+    if masks.ndim != 3 or masks.shape[1:] != source.shape[1:] or masks.dtype.kind not in "iub":
+        expected = f"integers [N, {source.shape[1]}, {source.shape[2]}]"
+        raise DatasetError(f"{where}: masks are {masks.dtype} {[*masks.shape]}; expected {expected}")
+    for row, top, left in np.argwhere(((masks < 0) | (masks >= source.classes)) & (masks != 255))[:1]:
+        most = source.classes - 1
+        raise DatasetError(
+            f"{where}: mask {row} has {masks[row, top, left]}; expected 0 to {most}, or 255 to leave out"
+        )
+    raised = (masks.astype(np.uint8) + np.uint8(1)).reshape(len(masks), -1)  # 255 becomes 0
+    return np.pad(raised, ((0, 0), (0, -raised.shape[1] % 8))).view("<i8")
+
+
+def check_masks(labels: np.ndarray, source: DatasetSource, where: str) -> None:
+    """Check that every class has a pixel."""
+    counts = np.bincount(labels.view(np.uint8).reshape(-1), minlength=source.classes + 1)[1:]
+    if (counts == 0).any():
+        empty = ", ".join(map(str, np.flatnonzero(counts == 0)[:5]))
+        raise DatasetError(f"{where}: no pixel of class {empty}; pixels that are 255 don't count")
+
+
+def match_labels(
+    frame: Any,
+    columns: Sequence[str],
+    source: DatasetSource,
+    path: Path,
+    seen: Iterable[str],
+    readable: Collection[str],
+) -> dict[str, np.ndarray]:
+    """Return the labels of each readable picture, by the table in `path`, whose first column names the pictures.
+
+    `seen` has the names of all pictures; a row names one by the end of its path.
+
+    Raises:
+        DatasetError: a row names no picture, several, or one that has a row; or a picture has none.
+    """
+    import pandas as pd  # half a second
+
+    names, frame = frame[frame.columns[0]].astype(str), frame[[*columns]]
+    frame = frame.apply(pd.to_numeric, errors="coerce").fillna(frame)  # what is no number stays, for the message
+    values = encode_targets(frame.to_numpy(), source, columns, str(path))
+    by_ending: dict[str, list[str]] = {}
+    for name in seen:
+        parts = PurePosixPath(name).parts
+        for start in range(len(parts)):
+            by_ending.setdefault("/".join(parts[start:]), []).append(name)
+    row_of: dict[str, int] = {}
+    for row, name in enumerate(names):
+        fitting = by_ending.get(name, [])
+        if len(fitting) != 1 or fitting[0] in row_of:
+            raise DatasetError(f"{path}: {name!r} names {len(fitting)} pictures, or the same one as an earlier row")
+        row_of[fitting[0]] = row
+    if lacking := sorted(set(readable) - row_of.keys()):
+        raise DatasetError(f"{path}: has no row for {len(lacking)} pictures: {', '.join(lacking[:5])}")
+    return {name: values[row_of[name]] for name in readable}
+
+
+def encode_targets(values: np.ndarray, source: DatasetSource, columns: Sequence[str], where: str) -> np.ndarray:
+    """Labels int64 [N, K]: 0 or 1, or the bits of the float64 numbers that a regression learns.
+
+    Raises:
+        DatasetError: there are not as many columns as declared, or a value isn't such a number.
+    """
+    values = values[:, None] if values.ndim == 1 else values
+    if values.ndim != 2 or values.shape[1] != source.classes:
+        named = f" ({', '.join(columns)})" if columns else ""
+        raise DatasetError(f"{where}: labels are {values.shape}{named}; params.yaml declares classes: {source.classes}")
+    is_number = source.task == "regression"
+    is_wrong = np.vectorize(_is_no_number, [bool])(values) if is_number else (values != 0) & (values != 1)
+    for row, column in np.argwhere(is_wrong)[:1]:
+        name, expected = columns[column] if columns else column, "a finite number" if is_number else "0 or 1"
+        raise DatasetError(f"{where}: row {row} of label {name} is {values[row, column]}; expected {expected}")
+    return values.astype("<f8").view("<i8") if is_number else values.astype(np.int64)
+
+
+def _is_no_number(value: Any) -> bool:
+    return not isinstance(value, Real | np.bool_) or not math.isfinite(value)
+
+
+def rarest_labels(labels: dict[str, np.ndarray]) -> dict[str, str]:
+    """The rarest label of each picture, for test pictures to have their share of every label."""
+    counts = np.sum([*labels.values()], axis=0)
+    return {name: str(min(np.flatnonzero(row), key=counts.__getitem__, default="")) for name, row in labels.items()}

@@ -1,0 +1,166 @@
+"""Tasks other than to name one class of an image or one number of a table's row.
+
+The loop doesn't import this module, so it is in the run keys of those runs alone whose spec has such a task.
+
+B rows in a batch, K targets of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stages.datasets.packed import PackedInfo
+from stages.training.augment import BatchAugmenter
+from stages.training.images import ImageClassification
+from stages.training.loop import Task, measure
+from stages.training.session import Session, task_of
+
+
+class _OtherTask:
+    """The rows of `plain`, whose targets mean something else; its subclasses read them and define the loss."""
+
+    scores: tuple[str, ...] = ("loss",)
+
+    def __init__(self, plain: Task) -> None:
+        self.plain, self.device = plain, plain.device
+
+    def __len__(self) -> int:
+        return len(self.plain)
+
+    def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets float32 [B, K] of `rows`, augmented as those of `plain` are."""
+        inputs, targets = self.plain.training_batch(rows, generator)
+        return inputs, self.read(targets)
+
+    def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the same without augmentation, in order."""
+        for inputs, targets in self.plain.plain_batches(rows, batch_size):
+            yield inputs, self.read(targets)
+
+    def read(self, targets: Tensor) -> Tensor:
+        """Convert packed targets [B, K] to float32."""
+        return targets.float()
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the quantity to minimise, a mean over all B x K outputs, float32.
+
+        Raises:
+            ValueError: the network's outputs aren't [B, K].
+        """
+        if outputs.shape != targets.shape:
+            raise ValueError(f"the network's outputs are {[*outputs.shape]}; its task needs {[*targets.shape]}")
+        return self.mean(outputs.float(), targets)
+
+    @abstractmethod
+    def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of outputs and targets [B, K]."""
+
+    def sums(self, outputs: Tensor, targets: Tensor, loss: Tensor) -> Tensor:
+        """`scores` summed over the batch, float64 [1]; `loss` is the batch mean."""
+        return (loss.double() * len(targets)).reshape(1)
+
+
+class MultiLabel(_OtherTask):
+    """Binary cross entropy in nats over K labels, each of which a row has (1) or lacks (0)."""
+
+    def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(outputs, targets)
+
+
+class ImageRegression(_OtherTask):
+    """Mean squared error over K numbers per image, packed as the bits of float64 in int64."""
+
+    def read(self, targets: Tensor) -> Tensor:
+        return targets.view(torch.float64).float()
+
+    def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.mse_loss(outputs, targets)
+
+
+class Segmentation(_OtherTask):
+    """Cross entropy of each pixel over K classes, without those pixels that don't count.
+
+    Masks are packed as bytes, eight in an int64: 0 for a pixel that doesn't count, as in the padding of crops, else its
+    class and one.
+    """
+
+    def __init__(self, plain: Task) -> None:
+        assert isinstance(plain, ImageClassification), "only images have masks"
+        super().__init__(plain)
+        self._size, self._most = plain.data.images.shape[-2:], plain.protocol.batch_size
+        masks = self._unpack(plain.data.labels).unsqueeze(1)
+        self._masks = BatchAugmenter(masks, plain.protocol.augmentation)
+        self._classes = int(masks.max()) if len(masks) else 0
+
+    def _unpack(self, packed: Tensor) -> Tensor:
+        """Return uint8 [B, H, W] of int64 [B, ceil(H W / 8)]."""
+        height, width = self._size
+        return packed.view(torch.uint8)[:, : height * width].reshape(-1, height, width)
+
+    def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return inputs and classes int64 [B, H, W] of `rows`, cropped and flipped together; -1 doesn't count."""
+        before = generator.get_state()
+        inputs, _ = self.plain.training_batch(rows, generator)
+        generator.set_state(before)  # the same draws
+        return inputs, self._masks.batch(rows, generator).squeeze(1).long() - 1
+
+    def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the same in order, in batches no larger than training's: logits [B, K, H, W] are most of the memory."""
+        return super().plain_batches(rows, min(batch_size, self._most))
+
+    def read(self, targets: Tensor) -> Tensor:
+        return self._unpack(targets).long() - 1
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy of logits [B, K, H, W] over the pixels that count, float32.
+
+        Raises:
+            ValueError: the network's outputs aren't [B, K, H, W].
+        """
+        count, height, width = targets.shape
+        given = outputs.shape
+        if given[:1] + given[2:] != targets.shape or given[1] < self._classes:
+            needed = f"[{count}, {self._classes}, {height}, {width}]"
+            raise ValueError(f"the network's outputs are {[*given]}; its task needs {needed}")
+        return self.mean(outputs.float(), targets)
+
+    def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        whole = F.cross_entropy(outputs, targets, ignore_index=-1, reduction="sum")
+        return whole / (targets >= 0).sum().clamp(min=1)
+
+
+TASKS: Mapping[str, type[_OtherTask]] = {
+    "multi-label": MultiLabel,
+    "regression": ImageRegression,
+    "segmentation": Segmentation,
+}
+
+
+def task_named(name: str | None, plain: Task) -> Task:
+    """Return the task of this name on the rows of `plain`; `plain` itself if the name is None or a kind of data."""
+    return TASKS[name](plain) if name is not None and name in TASKS else plain
+
+
+def with_task(session: Session, data: Path, info: PackedInfo, devices: int) -> Session:
+    """Return the session with the task that its spec names; `data` is the folder of its packed set.
+
+    Raises:
+        ValueError: the batches of a segmentation are divided, whose mean counts pixels, not images.
+    """
+    spec, observe = session.spec, None
+    if spec.task == "segmentation" and (devices > 1 or spec.protocol.accumulate is not None):
+        raise ValueError("a segmentation's loss counts pixels: name one device and no `accumulate`")
+    if session.observe is not None:
+        test = task_named(spec.task, task_of(spec, data, info, "test", session.task.device))
+
+        def observe(model: nn.Module) -> dict[str, float]:
+            return {f"test_{name}": value for name, value in measure(model, test).items()}
+
+    return dataclasses.replace(session, task=task_named(spec.task, session.task), observe=observe)
