@@ -41,14 +41,14 @@ LITTLE = ("json", "numpy")
 
 @contextmanager
 def server(
-    folder: Path, environment: dict[str, str], libraries: tuple[str, ...] = LITTLE
+    folder: Path, environment: dict[str, str], libraries: tuple[str, ...] = LITTLE, verbs: tuple[str, ...] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
     script = folder / "server.py"
     text = Path(preloaded.__file__).read_text(encoding="utf-8")
     before, after = text.index("LIBRARIES = ("), text.index("# Variables that the interpreter")
-    script.write_text(f"{text[:before]}LIBRARIES = {libraries}\n{text[after:]}")
+    script.write_text(f"{text[:before]}LIBRARIES = {libraries}\nVERBS = {verbs}\n{text[after:]}")
     command = [sys.executable, "-P", str(script), environment[ADDRESS]]
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.PIPE)
     with process:
         wait_until(lambda: Path(environment[ADDRESS]).exists(), 60)
         try:
@@ -91,7 +91,7 @@ def test_forked_stage_has_the_same_output_and_exit_code(
         output, errors = caller.communicate(timeout=30)
         pid = int(output.split()[0])
         assert pid not in (caller.pid, process.pid) and errors == "said on stderr\n"
-        assert output.split()[2] == "False", "the server loads none of our code"
+        assert output.split()[2] == "False", "this server was asked to load none of our code"
         assert caller.returncode == code
         assert process.stdin is not None
         process.stdin.close()
