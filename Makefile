@@ -33,7 +33,7 @@ endif
 CYCLONEDX := PYTHONWARNINGS=ignore $(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible
 
 # Tests of our C++ code, whose instructions depend on the processor.
-FAST_PATHS := $(patsubst %,tests/ops/fast/test_%.py,attention crops dac dropout stacks wide_attention)
+FAST_PATHS := $(patsubst %,tests/ops/fast/test_%.py,attention dac dropout stacks wide_attention)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -110,8 +110,8 @@ docs: report  ## build the documentation into build/site and serve it on 127.0.0
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site $(or $(DOCS_PORT),8001)
 
-picture: $(READY) data/results.db  ## retake docs/page.png, the service's first screen
-	PYTHONPATH=. $(BIN)/python .ci/picture.py
+picture: $(READY) data/results.db  ## retake the documentation's pictures (NAMES="page judge": only these)
+	PYTHONPATH=. $(BIN)/python .ci/picture.py $(NAMES)
 
 # Without a repro, the service uses the evidence in git.
 data/results.db: | $(READY)

@@ -10,12 +10,13 @@ Each verdict prints as a sentence and has `to_dict`, `to_frame` and `to_svg`.  N
 """
 
 from stages.reported import plot
-from stages.reported.judging import RULES, ReportedVerdict, comparable, gap, order, value, wins
+from stages.reported.judging import RULES, RULES_ANYTIME, ReportedVerdict, comparable, gap, order, value, wins
 from stages.reported.tables import Judged, TableError, judge, lint
 from stages.reported.tables import RowProblem as Problem
 
 __all__ = [
     "RULES",
+    "RULES_ANYTIME",
     "Judged",
     "Problem",
     "ReportedVerdict",

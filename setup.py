@@ -53,6 +53,7 @@ setup(
     entry_points={"console_scripts": [f"claimcheck = {COMMAND}"]},
     cmdclass={"build_py": BuildPackage},
     extras_require={
+        "export": ["huggingface_hub", "trackio"],
         "plot": ["matplotlib"],
         "trackers": ["pyyaml", "tensorboard"],
         "service": read_requirements("serve"),

@@ -1,42 +1,137 @@
-"""Take docs/page.png (`make picture`): the service's first screen, light, 1440 pixels wide, at most 150 KB."""
+"""Take the documentation's pictures (`make picture`, NAMES="judge": only these), in as many colours as fit.
+
+`page` is the service's first screen.  Each tutorial's picture shows what its commands lead to; they run in a temporary
+folder.  `contribute` trains twenty models on MNIST for that, from `CLAIMCHECK_MIRROR` or the official hosts.
+"""
 
 from __future__ import annotations
 
 import io
+import os
+import re
+import shutil
+import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir, contextmanager
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import FloatRect, Page, sync_playwright
 
 from benchmarks.server import free_port, server
+from tests.doc_examples import read_examples
 from tests.service.browsing import ARGUMENTS, CHROMIUM
+from tests.test_reported import BASE, results
 
-MOST_BYTES = 150_000
+ROOT = Path(__file__).resolve().parent.parent
+MOST_BYTES = 100_000
+LAB, DATASET, EXPERIMENT = "uni-oslo", "mnist", "nmn-mnist-inversion"
+CLAIM = "nmn.ext.mnist.invert.robust"
+Take = Callable[[Page, Path], bytes]
 
 
-def take(address: str) -> bytes:
-    """Return the screenshot with as many colours as fit."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
-        page.goto(address, wait_until="networkidle", timeout=120_000)
-        shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-        browser.close()
+def run(folder: Path, *words: str) -> str:
+    """Run a command of a tutorial in `folder`, with the code in it or else ours."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    code = str(folder if (folder / "stages").is_dir() else ROOT)
+    command = [sys.executable, "-m", "stages.cli", *words[1:]] if words[0] == "claimcheck" else words
+    variables = os.environ | {"PATH": path, "PYTHONPATH": code}
+    return subprocess.run(command, cwd=folder, env=variables, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    port = free_port()
+    command = [sys.executable, "-m", "service", "--host", "127.0.0.1", "--port", str(port)]
+    with chdir(folder), server(command, port, "/health/ready", PYTHONPATH=str(ROOT)):
+        yield f"http://127.0.0.1:{port}"
+
+
+def first_screen(page: Page, _: Path) -> bytes:
+    page.set_viewport_size({"width": 1440, "height": 900})
+    with serving(ROOT) as address:
+        page.goto(address, wait_until="networkidle")
+        return page.screenshot()
+
+
+def judged_table(page: Page, folder: Path) -> bytes:
+    """Take the report on the page's two claims, with the results of the tests."""
+    (claims,) = (block.text for block in read_examples(ROOT / "docs" / "judge.md") if block.language == "text")
+    (folder / "claims.csv").write_text(claims, encoding="utf-8")
+    results(vit=BASE).to_csv(folder / "results.csv", index=False)
+    run(folder, "claimcheck", "judge", "claims.csv", "results.csv", "--html", "report.html")
+    page.set_viewport_size({"width": 1000, "height": 400})
+    page.goto((folder / "report.html").as_uri())
+    return page.screenshot(full_page=True)
+
+
+def added_paper(page: Page, folder: Path) -> bytes:
+    """Take the comparison of the toy paper, trained on placeholder data."""
+    run(folder, "git", "init", "-q")
+    for command in ("init", "repro"):
+        run(folder, "claimcheck", command)
+    with serving(folder) as address:
+        page.goto(f"{address}/compare?paper=toy", wait_until="networkidle")
+        return page.screenshot()
+
+
+def contributed_claim(page: Page, folder: Path) -> bytes:
+    """Take a claim's lines by lab, after a second clone trained with its lab's seeds and the first accepted that."""
+    ours, theirs = folder / "ours", folder / "theirs"
+    for clone in (ours, theirs):
+        run(folder, "git", "clone", "-q", str(ROOT), str(clone))
+    contribute = ("claimcheck", "contribute", EXPERIMENT, "--lab", LAB)
+    seeds = run(theirs, *contribute, "--seeds").partition(": ")[2].strip()
+    params = theirs / "params" / f"{EXPERIMENT}.yaml"
+    arms = params.read_text(encoding="utf-8").partition("  dot-prototypes-ten-epochs:")[0]  # the claim needs no others
+    params.write_text(re.sub(r"seeds: \[.*?\]", f"seeds: {seeds}", arms), encoding="utf-8")
+    run(theirs, "claimcheck", "profile", "paper")
+    for verb, name in (("fetch", DATASET), ("preprocess", DATASET), ("train", EXPERIMENT), ("evaluate", EXPERIMENT)):
+        run(theirs, sys.executable, "-m", f"stages.{verb}", name)
+    run(theirs, *contribute)
+    shutil.copy(theirs / f"{LAB}.zip", ours)
+    run(ours, "claimcheck", "accept", f"{LAB}.zip", "--from", LAB)
+    run(ours, sys.executable, "-m", "stages.record")
+    with serving(ours) as address:
+        page.goto(f"{address}/claims/{CLAIM}", wait_until="networkidle")
+        box = page.locator("section:has(> #labs-title)").bounding_box()
+        assert box is not None, "the claim has results of a lab"
+        clip: FloatRect = {"x": 0, "y": box["y"], "width": 1200, "height": box["height"]}
+        return page.screenshot(full_page=True, clip=clip)
+
+
+PICTURES: Mapping[str, Take] = {
+    "page": first_screen,
+    "judge": judged_table,
+    "add-a-paper": added_paper,
+    "contribute": contributed_claim,
+}
+
+
+def reduce_colours(shot: bytes) -> bytes:
+    image = Image.open(io.BytesIO(shot)).convert("RGB")
     for colours in (256, 128, 64, 32):
         file = io.BytesIO()
-        shot.quantize(colours, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
+        image.quantize(colours, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
         if file.tell() <= MOST_BYTES:
             return file.getvalue()
     raise SystemExit(f"picture: more than {MOST_BYTES:,} bytes with 32 colours")
 
 
-def main() -> None:
-    port = free_port()
-    command = [sys.executable, "-m", "service", "--host", "127.0.0.1", "--port", str(port)]
-    with server(command, port, "/health/ready"):
-        Path("docs/page.png").write_bytes(take(f"http://127.0.0.1:{port}"))
+def main(*names: str) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        for name in names or PICTURES:
+            page = browser.new_page(viewport={"width": 1200, "height": 700}, color_scheme="light")
+            page.set_default_timeout(120_000)
+            with tempfile.TemporaryDirectory(prefix="claimcheck-") as folder:
+                shot = PICTURES[name](page, Path(folder))
+            (ROOT / "docs" / f"{name}.png").write_bytes(reduce_colours(shot))
+            page.close()
+        browser.close()
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

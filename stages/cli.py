@@ -124,6 +124,12 @@ COMMANDS = {
         run=trainings.set_profile,
         document="`profile`",
     ),
+    "plugins": Command(
+        does="List what installed packages offer to params files by name: models, optimisers, readers, ...",
+        example="claimcheck plugins",
+        run=trainings.list_plugins,
+        document="a list: `kind`, `name`, `distribution`, `version`, `address`",
+    ),
     "status": Command(
         does="Show how many claims have which verdict, and what trains now.",
         example="claimcheck status --watch",
@@ -301,12 +307,23 @@ COMMANDS = {
         run=evidence.release,
         document="a list: `path`, `bytes`",
     ),
-    "crate": Command(
-        does="Export everything that ran, with inputs, numbers and verdicts, as a Process Run RO-Crate.",
-        example="claimcheck crate ../claimcheck-crate",
-        takes=lambda: [arg("folder", type=Path, help="new folder")],
-        run=evidence.crate,
-        document="`folder`, `trainings`, `verdicts`",
+    "export": Command(
+        does="Write results or released models for other tools: RO-Crate, Every Eval Ever, Hugging Face, Trackio.",
+        example="claimcheck export huggingface ../models",
+        takes=lambda: [
+            arg(
+                "format",
+                metavar="format",
+                choices=("crate", "every-eval-ever", "huggingface", "trackio"),
+                help="crate: everything that ran, with inputs, numbers and verdicts (Process Run RO-Crate); "
+                "every-eval-ever: a record of scores per model; huggingface: a repository per released model, with its "
+                "card and .eval_results; trackio: a logbook of verdicts and curves",
+            ),
+            arg("folder", type=Path, help="new folder"),
+            experiments(),
+        ],
+        run=evidence.export,
+        document="`folder`, `notes`, and numbers of what was written, such as `models`, `runs`, `verdicts`",
     ),
     "equivalent": Command(
         does="Show that code changes since a revision change no number, by training with both versions.",
@@ -337,7 +354,7 @@ COMMANDS = {
         example="claimcheck stage preprocess mnist",
         takes=lambda: [
             arg("verb", help="fetch, train, ..."),
-            arg("arguments", nargs="*", help="its data set or experiment"),
+            arg("arguments", nargs="...", help="its data set or experiment, and options"),
         ],
         run=lambda options: Answer(document=None, code=stage.run([options.verb, *options.arguments])),
     ),

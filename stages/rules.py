@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+ANYTIME: Mapping[int, float] = dict.fromkeys(range(3, 1001), 1.0)
+"""Looks at every number of replicates, each with all of α; their intervals hold at all of them (`verdicts.anytime`)."""
 # The reader of the params files treats a key that isn't a field as an error.
 STRICT = {"extra": "forbid"}
 
@@ -70,7 +72,7 @@ class Margins:
 class Rules:
     """The verdicts block of params.yaml.
 
-    looks: interim analyses, as numbers of replicates, each with its share of α.
+    looks: interim analyses, as numbers of replicates, each with its share of α; `ANYTIME` if no number is planned.
     alpha_within: each of the two one-sided tests behind `reproduced` (0.05: a 90 % interval).
     alpha_outside: both sides together for `not reproduced`, `supported` and `reversed` (0.05: a 95 % interval).
     minimum: replicates that a value needs; minimum_with_error: the same if the paper prints its own error.
@@ -92,7 +94,7 @@ class Rules:
         numbers, shares = list(self.looks), list(self.looks.values())
         if not numbers or numbers != sorted(numbers) or numbers[0] < 2:
             raise ValueError(f"looks are at {numbers}; expected rising numbers of replicates from 2")
-        if min(shares) <= 0 or not math.isclose(sum(shares), 1):
+        if min(shares) <= 0 or not (self.is_anytime or math.isclose(sum(shares), 1)):
             raise ValueError(f"looks share α as {shares}; expected positive shares that sum to 1")
         for name in ("alpha_within", "alpha_outside"):
             if not 0 < getattr(self, name) < 0.5:
@@ -100,6 +102,11 @@ class Rules:
         for name in ("minimum", "minimum_with_error"):
             if getattr(self, name) > numbers[-1]:
                 raise ValueError(f"{name} is {getattr(self, name)}, but the last analysis is at {numbers[-1]}")
+
+    @property
+    def is_anytime(self) -> bool:
+        """True if evidence is judged at any number of replicates, by intervals that allow that."""
+        return self.looks == ANYTIME
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()

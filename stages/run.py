@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 STRICT = {"extra": "forbid"}
 
-Precision = Literal["float32", "tf32", "bfloat16"]
+Precision = Literal["float32", "tf32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +64,19 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSpec:
-    """Learning rate over the steps of a run; `stages.training.schedule` has the formulas."""
+    """Learning rate over the steps of a run; `stages.training.schedule` has the formulas.
+
+    The schedule `imported` is a class of `torch.optim.lr_scheduler` or another package, like the optimiser `imported`.
+    """
 
     __pydantic_config__: ClassVar = STRICT
-    name: Literal["constant", "cosine", "steps"] = "constant"
+    name: Literal["constant", "cosine", "steps", "imported"] = "constant"
     warmup_steps: int | None = None
     floor: float | None = None
     milestones: tuple[float, ...] | None = None
     factor: float | None = None
+    address: str | None = None
+    arguments: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +114,14 @@ class RecipeSpec:
     """Additions to the training on images, which don't affect validation and test.
 
     `class_weights` are given per class, or `balanced`: the inverse of each class's share.  `transforms` of single
-    images and `mix` of whole batches are those of `torchvision.transforms.v2`, each given by its `name` and keywords.
+    images and `mix` of whole batches are those of `torchvision.transforms.v2`, or `package.module:name`, with keywords;
+    so is `loss`, a module of logits and labels in place of cross entropy.
     """
 
     __pydantic_config__: ClassVar = STRICT
     label_smoothing: float | None = None
     class_weights: tuple[float, ...] | Literal["balanced"] | None = None
+    loss: Mapping[str, Any] | None = None
     transforms: tuple[Mapping[str, Any], ...] | None = None
     mix: tuple[Mapping[str, Any], ...] | None = None
 
@@ -123,7 +130,8 @@ class RecipeSpec:
 class Protocol:
     """Settings that all arms of an experiment share.  The last two fields cut the work; printed protocols lack them.
 
-    `mean` and `std` are for images, one value per channel; tables and texts are used as packed.
+    `mean` and `std` are for images, one value per channel; tables and texts are used as packed.  `batch_size` counts
+    the rows of a step; `accumulate` computes them in so many parts.  `ema` is the decay of averaged weights.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -138,10 +146,28 @@ class Protocol:
     split: SplitSpec = dataclasses.field(default_factory=SplitSpec)
     early_stop: EarlyStopSpec | None = None
     recipe: RecipeSpec | None = None
+    accumulate: int | None = None
+    ema: float | None = None
     compile: bool = False
     observe_test: bool = True
     train_images: int | None = None
     steps_per_epoch: int | None = None
+
+    @property
+    def has_options(self) -> bool:
+        """True if `stages.training.options` trains instead of the plain loop."""
+        is_imported = self.schedule.address is not None
+        return is_imported or self.precision == "float16" or self.accumulate is not None or self.ema is not None
+
+    @property
+    def contradiction(self) -> str | None:
+        """Reason why the loop's options can't be used with the other settings; None if they can."""
+        if self.accumulate and self.recipe is not None and self.recipe.class_weights is not None:
+            return "accumulate and recipe.class_weights are set, but parts of a batch would weight classes otherwise"
+        used = "accumulate" if self.accumulate else "float16" if self.precision == "float16" else None
+        if used and self.optimizer.name in ("cg_fac", "kfac"):
+            return f"{used} is used with {self.optimizer.name}, which takes the curvature of one pass of the plain loss"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.store import Scratch, remember, seal, stack_id
 from stages.training.canary import STEPS, Canary, canary_of
 from stages.training.loop import Outcome, Progress, TrainingState, TrainingStopped
+from stages.training.options import with_options
 from stages.training.parallel import Rank, agreed, describe_ranks, from_first, highest, joined, run_together, share
 from stages.training.process import (
     describe_environment,
@@ -125,6 +126,8 @@ class _PreparedTraining:
         self.session = open_session(job.spec, job.data, self.info, self.device)
         if job.spec.protocol.recipe is not None:
             self.session = with_recipe(self.session, len(devices))
+        if job.spec.protocol.has_options:
+            self.session = with_options(self.session, len(devices))
         _refuse_other_code(job)
         _refuse_unkeyed_layers(job, self.session.model)
         self.environment |= describe_graphs(self.device)

@@ -33,6 +33,8 @@ IMPORT_BY_NAME = {
     "papers/__init__.py",  # papers' models
     "training/stacked.py",  # stacks
     "training/optimizer.py",  # optimisers
+    "training/options.py",  # schedules
+    "datasets/manifest.py",  # readers
     "optim/imported.py",  # callables that params name
     "papers/imported/model.py",  # callables that params name
     "training/recipe.py",  # torchvision

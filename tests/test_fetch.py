@@ -136,5 +136,5 @@ def test_preprocess_fault_is_one_line_and_leaves_nothing(tmp_path: Path) -> None
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr == ("preprocess: data/raw/tiny.json: no such file; `python -m stages.fetch tiny` writes it\n")
+    assert done.stderr == ("preprocess: data/raw/tiny.json: no such file; `claimcheck stage fetch tiny` writes it\n")
     assert not (tmp_path / "data").exists()

@@ -232,7 +232,12 @@ def test_recipe_changes_training_alone_and_draws_from_the_step_alone() -> None:
         data, Protocol(optimizer=optimizer, batch_size=8, epochs=1, mean=(0.5,) * 3, std=(0.5,) * 3)
     )
     spec = RecipeSpec(label_smoothing=0.1, class_weights="balanced", transforms=({"name": "RandAugment"},))
-    task = RecipeTask(plain, dataclasses.replace(spec, mix=({"name": "MixUp", "alpha": 0.5},)), 3, torch.arange(8))
+    task = RecipeTask(
+        plain,
+        dataclasses.replace(spec, mix=({"name": "MixUp", "alpha": 0.5}, {"name": "CutMix", "alpha": 1})),
+        3,
+        torch.arange(8),
+    )
     some = RecipeTask(plain, spec, 3, torch.tensor([0, 6, 7]))
     assert some.weights is not None and some.weights.tolist() == [1, 1, 1], "of the rows that are trained on"
     logits, weights = torch.randn(8, 3), torch.tensor([8 / 18, 8 / 3, 8 / 3])

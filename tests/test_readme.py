@@ -26,6 +26,7 @@ from tests.doc_examples import differences, read_examples
 from tests.project import REPOSITORY, computed_findings
 
 DOCS = REPOSITORY / "docs"
+PICTURE = re.compile(r"!\[([^\]]*)\]\(([\w/.-]+\.png)\)")
 README = (REPOSITORY / "README.md").read_text()
 
 
@@ -46,6 +47,13 @@ def test_table_of_papers_agrees_with_the_verdicts(published: str) -> None:
         cells = f"| {counts[Word.HOLDS]} | {counts[Word.FAILS]} | {counts[Word.OPEN]} | {waiting} |"
         (line,) = re.findall(rf"^\| \[[^]]+\]\(docs/papers/{paper}\.md\) .*$", README, re.MULTILINE)
         assert cells in line, (paper, cells)
+
+
+def test_pictures_are_small_and_have_alternative_text() -> None:
+    pages = [REPOSITORY / "README.md", *DOCS.glob("*.md")]
+    shown = [(page.parent / path, words) for page in pages for words, path in PICTURE.findall(page.read_text())]
+    assert {path for path, _ in shown} == {*DOCS.glob("*.png")}
+    assert [path.name for path, words in shown if not words or path.stat().st_size > 100_000] == []
 
 
 def test_documents_are_short_and_name_the_columns_of_tables() -> None:

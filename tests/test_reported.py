@@ -237,3 +237,18 @@ def test_commands_judge_lint_and_write_a_page(tmp_path: Path, capsys: pytest.Cap
     assert str(rules) in capsys.readouterr().err
     assert main(["judge", str(claims), "data/claims.csv", "--rules", "params.yaml"]) == 1
     assert "lack the column seed" in capsys.readouterr().err
+
+
+def test_folds_share_training_data_and_the_verdict_says_how_much_that_matters() -> None:
+    """Compared with a hand calculation: a quarter more of s² in the variance with five folds."""
+    a, b = [0.97, 0.974, 0.969, 0.973, 0.972], [0.951, 0.949, 0.952, 0.955, 0.95]
+    claims = pd.DataFrame([{"id": "a", "kind": "order", "metric": "accuracy", "arm": "x", "baseline": "y"}])
+    results = pd.DataFrame({"arm": ["x"] * 5 + ["y"] * 5, "fold": [*range(5), *range(5)], "accuracy": a + b})
+    (found,) = claimcheck.judge(claims, results).verdicts
+    half = (1 + 5 / 4) ** 0.5 * (found.verdict.high - found.verdict.estimate)
+    assert f"which the folds share; allowing for others: +{found.ours:.4f}, " in found.verdict.explanation
+    assert found.verdict.explanation.endswith(f"interval +{found.ours - half:.4f} to +{found.ours + half:.4f}.")
+    assert found.verdict == claimcheck.order(a, b, better="higher", folds=5).verdict
+    assert "training data" not in claimcheck.order(a, b, better="higher", paired=True).verdict.explanation
+    with pytest.raises(ValueError, match="folds is 1; expected the number of folds, 2 or more"):
+        claimcheck.gap(a, b, better="higher", printed="2 %", folds=1)

@@ -120,11 +120,6 @@ class ScopeOut(Out):
     factor: str | None = Field(examples=["depth"], description="varied factor, if whole slices of the grid ran")
     ran: list[Any] = Field(examples=[[5, 8]], description="levels that ran")
     missing: list[Any] = Field(examples=[[6, 11, 16]], description="levels that didn't run")
-    whole_low: float | None = Field(
-        description="interval of the whole grid's gain, as if the levels that ran were drawn from it"
-    )
-    whole_high: float | None
-    whole_confidence: float | None
     models: int | None = Field(description="models of the grid that ran, if results determine the pairs")
     planned_models: int | None
 
@@ -329,13 +324,16 @@ class LabOut(Out):
     high: float | None
     confidence: float | None
     n: int = Field(description="replicates, or labs that completed the plan")
+    explanation: str
 
 
 class ClaimDetailOut(ClaimOut):
     """One claim with everything behind its verdict."""
 
     labs: list[LabOut] = Field(description="each lab's verdict, if another lab has results")
-    pooled: LabOut | None = Field(description="verdict by the means of the labs, which take the place of replicates")
+    pooled: LabOut | None = Field(
+        description="verdict by the means of the labs, in place of replicates; its interval holds at any number of labs"
+    )
     runs: list[VerdictRunOut]
     arms: list[VerdictArmOut] = Field(description="each arm's number and epoch, if the metric chooses an epoch")
     pairs: list[PairOut] = Field(description="for a gain over a grid: each proposed arm against its baseline")

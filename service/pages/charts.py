@@ -336,7 +336,7 @@ def mark_labs(record: JudgedClaim) -> tuple[Axis, list[tuple[Mapping[str, Any], 
     if not shown:
         return None
     axis = Axis(
-        [*shown, *([0.0] if facts.is_gain else [])], lambda end: in_terms_of(end, claim), is_linear=True, most=5
+        [*shown, *([0.0] if facts.is_gain else [])], lambda end: in_terms_of(end, claim), is_linear=True, most=3
     )
     found = []
     for row, numbers in zip(rows, places, strict=True):

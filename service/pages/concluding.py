@@ -198,8 +198,8 @@ def _pairs(record: ClaimRecord) -> str:
 
 
 def _rest_of_grid(record: ClaimRecord) -> list[str]:
-    """Name the levels that didn't run, and give the interval for the whole grid if there is one."""
-    claim, verdict, scope = record.claim, record.verdict, record.verdict.scope
+    """Name the levels that didn't run."""
+    verdict, scope = record.verdict, record.verdict.scope
     if scope and scope["planned_models"] and is_part(verdict):
         left = scope["planned_models"] - scope["models"]
         return [
@@ -207,15 +207,8 @@ def _rest_of_grid(record: ClaimRecord) -> list[str]:
         ]
     if not scope or not scope["factor"]:
         return []
-    missing = f"{levels(scope['factor'], scope['missing'])} are not all trained"
-    if scope["whole_low"] is None:
-        return [f"{missing}."]
-    low, high = scope["whole_low"], scope["whole_high"]
-    zero = ", so no gain at all is still possible" if low <= 0 <= high else ""
-    interval = (
-        f"the {as_confidence(scope['whole_confidence'])} interval is {span_of(low, high, claim).replace('+', '')}"
-    )
-    return [f"{missing}; for the whole grid {interval}{zero}."]
+    missing = levels(scope["factor"], scope["missing"])
+    return [f"{missing} are not all trained and may differ by any amount, so the whole grid isn’t judged."]
 
 
 def _size(record: ClaimRecord) -> list[str]:

@@ -21,9 +21,10 @@ RUNS = {
 }
 """Columns of the described tables, with the types of their values."""
 _TERMS = (
-    *("citeAs", "column", "extract", "field", "fileObject", "fileProperty", "fileSet", "format", "includes"),
-    *("isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet", "references", "regex"),
-    *("repeated", "replace", "separator", "source", "subField", "transform"),
+    *("arrayShape", "citeAs", "column", "containedIn", "equivalentProperty", "extract", "field", "fileObject"),
+    *("fileProperty", "fileSet", "format", "includes", "isArray", "isLiveDataset", "jsonPath", "key", "md5"),
+    *("parentField", "path", "recordSet", "references", "regex", "repeated", "replace", "samplingRate", "separator"),
+    *("source", "subField", "transform"),
 )
 CONTEXT: dict[str, Any] = {
     "@language": "en",
@@ -36,6 +37,7 @@ CONTEXT: dict[str, Any] = {
     "data": {"@id": "cr:data", "@type": "@json"},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
     "examples": {"@id": "cr:examples", "@type": "@json"},
+    **{term: {"@container": "@language"} for term in ("name", "description")},
     **{term: f"cr:{term}" for term in _TERMS},
 }
 
@@ -89,11 +91,11 @@ def _croissant(
     more: Mapping[str, Any],
     day: str | None,
 ) -> dict[str, Any]:
-    """Describe a live data set in Croissant 1.0; its tables change with every result, so they have no digest."""
+    """Describe a live data set in Croissant 1.1; its tables change with every result, so they have no digest."""
     return {
         "@context": CONTEXT,
         "@type": "sc:Dataset",
-        "conformsTo": "http://mlcommons.org/croissant/1.0",
+        "conformsTo": "http://mlcommons.org/croissant/1.1",
         "name": name,
         "description": description,
         "url": page,

@@ -18,7 +18,7 @@ from PIL import Image
 from rich.console import RenderableType
 
 from stages.checkpoint.contract import CheckpointError
-from stages.commands.command import DATABASE, Answer, Column, TextTable, open_database
+from stages.commands.command import DATABASE, Answer, Column, TextTable, UsageError, open_database
 from stages.datasets.packed import PackedDataError, read_images, read_info
 from stages.datasets.sources import find_source
 from stages.faults import named
@@ -178,16 +178,27 @@ def accept(options: argparse.Namespace) -> Answer:
     )
 
 
-def crate(options: argparse.Namespace) -> Answer:
-    """Write the reproduction as a Process Run Crate."""
-    from stages.upkeep.crate import write_crate  # brings rocrate
+def export(options: argparse.Namespace) -> Answer:
+    """Write results or released models in another tool's format."""
+    from stages.upkeep import crate, every_eval_ever, hub, logbook  # bring the database
 
-    written = write_crate(Path(), options.folder)
+    params, root, folder = load_params(), Path(), options.folder
+    experiments = [find_experiment(params, name).name for name in options.experiments] or [*params.experiments]
+    if options.format == "crate":
+        if options.experiments:
+            raise UsageError("claimcheck export: a crate has every experiment; leave their names out")
+        written = crate.write_crate(root, folder)
+    else:
+        with open_database()() as session:
+            written = {
+                "every-eval-ever": lambda: every_eval_ever.write_records(session, root, folder, experiments),
+                "huggingface": lambda: hub.write_models(session, root, folder, experiments),
+                "trackio": lambda: logbook.write_logbook(session, folder, experiments),
+            }[options.format]()
+    counts = ", ".join(f"{number:,} {name}" for name, number in written.counts.items())
     return Answer(
-        document={"folder": str(written.folder), "trainings": written.trainings, "verdicts": written.verdicts},
-        shown=[
-            f"{written.folder}: {written.trainings} trainings, {written.verdicts} verdicts, in ro-crate-metadata.json"
-        ],
+        document={"folder": str(written.folder), **written.counts, "notes": [*written.notes]},
+        shown=[f"{written.folder}: {counts}", *written.notes],
     )
 
 

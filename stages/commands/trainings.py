@@ -23,6 +23,7 @@ from stages.datasets.packed import PackedDataError, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.faults import stop_on_signals
 from stages.params.experiment import Params, ParamsError, PlannedRun, Rate, describe_cut, load_params
+from stages.params.plugins import KINDS, find_plugins
 from stages.params.schema import nearest
 from stages.priorities import PROFILE, Proposal, propose
 from stages.runs.store import write_atomically
@@ -45,6 +46,15 @@ from stages.verdicts.power import format_chance
 
 PREFIXES = {1e21: "Z", 1e18: "E", 1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
 PRINTED, IN_TF32 = "paper", "paper-tf32"
+
+
+def list_plugins(_: argparse.Namespace) -> Answer:
+    """The plugins of installed distributions, by kind and name."""
+    found = find_plugins(*KINDS)
+    rows = [[one.kind, one.name, f"{one.distribution} {one.version}", one.address] for one in found]
+    columns = [Column(heading, left=True) for heading in ("kind", "name", "distribution", "address")]
+    none = f"no installed package offers any of {', '.join(KINDS)}"
+    return Answer(document=[vars(one) for one in found], shown=[TextTable(columns, rows) if found else none])
 
 
 def plan(options: argparse.Namespace) -> Answer:

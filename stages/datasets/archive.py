@@ -127,6 +127,8 @@ def _safe_name(name: str, archive: Path, *, is_file: bool) -> str:
     return str(path)
 
 
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 # More than any picture of these sets has, but decoded in a fraction of a second.
 MAX_PIXELS = 64_000_000
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from importlib import import_module
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -17,6 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 from stages.datasets.packed import ImageSet, Split
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
+from stages.params.plugins import address_of
+from stages.params.schema import ParamsError
 from stages.runs.evidence import INEXACT_SHARE
 
 Source = Literal["embedded", "mirror", "official"]
@@ -54,7 +57,7 @@ class Manifest:
 
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest that `fetch` wrote."""
-    remedy = f"`python -m stages.fetch {path.stem}` writes it"
+    remedy = f"`claimcheck stage fetch {path.stem}` writes it"
     if not path.is_file():
         raise DatasetError(f"{path}: no such file; {remedy}")
     try:
@@ -116,10 +119,18 @@ Reader = TypeVar("Reader")
 
 
 def find_reader(dataset: str, reader: str, known: Mapping[str, Reader]) -> Reader:
-    """Return the reader that params.yaml names."""
-    if reader not in known:
-        raise DatasetError(f"params.yaml: datasets.{dataset}.reader is {reader!r}; known: {', '.join(sorted(known))}")
-    return known[reader]
+    """Return the reader that params.yaml names: one of `known`, or a function like them of another package or file."""
+    if reader in known:
+        return known[reader]
+    path, key_path = Path("params.yaml"), f"datasets.{dataset}.reader"
+    try:
+        module, _, name = address_of("readers", reader, known, path, key_path).partition(":")
+        found: Reader = getattr(import_module(module), name)
+    except ParamsError as error:
+        raise DatasetError(str(error)) from None
+    except (ImportError, AttributeError) as error:
+        raise DatasetError(f"{path}: {key_path} is {reader!r}, which can't be imported: {error}") from None
+    return found
 
 
 def check_split(images: ImageSet, split: Split, source: DatasetSource, where: str, *, may_be_part: bool) -> None:

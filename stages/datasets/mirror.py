@@ -95,11 +95,11 @@ def describe_file(digests: Digests, file: SourceFile) -> MirrorFile:
 
 
 def known_files(source: DatasetSource, info: MirrorInfo | None) -> list[SourceFile]:
-    """The source's files, with those of a folder that a `mirror.json` has in place of the folder."""
+    """The source's files, with those of a folder or a range that a `mirror.json` has in its place."""
     found: list[SourceFile] = []
     for file in source.files:
-        names = info.files if info is not None and file.name.endswith("/") else ()
-        found += [SourceFile(name=name) for name in names if name.startswith(file.name)] or [file]
+        names = info.files if info is not None and file.is_group else ()
+        found += [SourceFile(name=name) for name in names if file.covers(name)] or [file]
     return found
 
 

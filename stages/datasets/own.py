@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from stages.datasets.archive import decode_square, walk
-from stages.datasets.manifest import ImageReader, Manifest, check_response
+from stages.datasets import shards
+from stages.datasets.archive import FORMATS, PICTURES, decode_square, walk
+from stages.datasets.manifest import ImageReader, Manifest, check_response, find_reader
 from stages.datasets.packed import ImageSet, PackedInfo, Split, TableSet
 from stages.datasets.prepare_table import STAND_IN_ROWS, pack_table, split_rows
+from stages.datasets.shards import SPLITS, Picture, Pictures
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
 from stages.params.schema import nearest
 
 ARCHIVES = (".zip", ".tgz", ".tar", ".tar.gz")
-IMAGES = ("folder", "npz")
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-_TRAIN, _TESTS = "train", ("test", "val", "valid", "validation")
+IMAGES = ("folder", "npz", *shards.READERS)
+_TRAIN, *_TESTS = SPLITS
 _MOST_CATEGORIES = 50
 
 
@@ -37,57 +38,71 @@ def image_reader(source: DatasetSource, manifest: Manifest, folder: Path) -> Ima
         return ImageReader(
             classes=classes, files={"train": names, "test": names}, read_split=lambda _, split: splits[split]
         )
-    found = {name: read for file in names for name, read in _pictures(folder, file)}
-    if not found:
-        raise DatasetError(f"{folder}: none of {len(names)} files is a picture ({', '.join(PICTURES)}) or an archive")
     side, mode = source.shape[1], "L" if source.shape[0] == 1 else "RGB"
-    pictures, broken = dict[str, np.ndarray](), list[str]()
-    for name, read in found.items():
+    found, pixels, broken = dict[str, Picture](), dict[str, np.ndarray](), list[str]()
+    for picture, read in shards.READERS.get(source.reader, _read_folders)(folder, names, source):
         try:
-            pictures[name] = decode_square(read(), side, name, formats=FORMATS, mode=mode)
+            pixels[picture.name] = decode_square(read(), side, picture.name, formats=FORMATS, mode=mode)
+            found[picture.name] = picture
         except DatasetError as error:
             broken.append(str(error))
-    if not pictures or (broken and source.broken == "refuse"):
+    if not found and not broken:
+        raise DatasetError(f"{folder}: {len(names)} files have no picture that the reader {source.reader} knows")
+    if not found or (broken and source.broken == "refuse"):
         raise DatasetError(f"{'; '.join(broken[:5])}; repair or remove it, or declare `broken: skip` in params.yaml")
-    class_of = {name: PurePosixPath(name).parent.name for name in pictures}
-    classes = tuple(sorted({*class_of.values()}))
-    parts, note = _divide(class_of, source)
+    labels = sorted({picture.label for picture in found.values()})
+    parts, note = _divide(found, source)
+    if note and not len(found) <= source.train + source.test <= len(found) + len(broken):
+        counts = f"{source.train:,} to train with and {source.test:,} to test"
+        raise DatasetError(f"{manifest.dataset}: {len(found):,} pictures; params.yaml declares {counts}")
 
     def read_split(_: Path, split: Split) -> ImageSet:
-        labels = [classes.index(class_of[name]) for name in parts[split]]
-        return ImageSet(np.stack([pictures[name] for name in parts[split]]), np.array(labels, dtype=np.int64))
+        images = np.array([pixels[name] for name in parts[split]], dtype=np.uint8).reshape(
+            -1, source.shape[0], side, side
+        )
+        numbers = [labels.index(found[name].label) for name in parts[split]]
+        return ImageSet(images, np.array(numbers, dtype=np.int64))
 
     def describe(_: Path) -> str:
         left_out = f"{len(broken)} broken pictures left out: {'; '.join(broken[:5])}"
         return "; ".join(filter(None, (note, left_out if broken else "")))
 
-    return ImageReader(classes=classes, files={"train": names, "test": names}, read_split=read_split, describe=describe)
+    return ImageReader(
+        classes=tuple(name for _, name in labels),
+        files={"train": names, "test": names},
+        read_split=read_split,
+        describe=describe,
+    )
 
 
-def _pictures(folder: Path, file: str) -> Iterator[tuple[str, Any]]:
-    """Name and content, when asked for, of each picture that a file is or holds."""
-    if file.endswith(ARCHIVES):
-        for member in walk(folder / file):
-            name = PurePosixPath(member.name)
-            if name.suffix.lower() in PICTURES and not name.name.startswith((".", "._")):
-                content = member.read()
-                yield f"{file}/{name}", lambda content=content: content
-    elif PurePosixPath(file).suffix.lower() in PICTURES:
-        yield file, (folder / file).read_bytes
+def _read_folders(folder: Path, files: Sequence[str], _: DatasetSource) -> Pictures:
+    """Yield the pictures among the files and in archives; the folder of each is its class."""
+
+    def picture(name: str) -> Picture:
+        return Picture(name, (0, PurePosixPath(name).parent.name), _side_of(name))
+
+    for file in files:
+        if file.endswith(ARCHIVES):
+            for member in walk(folder / file):
+                path = PurePosixPath(member.name)
+                if path.suffix.lower() in PICTURES and not path.name.startswith((".", "._")):
+                    yield picture(f"{file}/{path}"), member.read
+        elif PurePosixPath(file).suffix.lower() in PICTURES:
+            yield picture(file), (folder / file).read_bytes
 
 
-def _divide(class_of: dict[str, str], source: DatasetSource) -> tuple[dict[Split, list[str]], str]:
-    """Names of each split, and a note: by the folders `train` and `test` (or `val`), else drawn, class by class."""
-    names = sorted(class_of)
-    side = {name: _side_of(name) for name in names}
-    test = next((one for one in _TESTS if one in side.values()), None)
-    if test is not None and _TRAIN in side.values():
+def _divide(pictures: Mapping[str, Picture], source: DatasetSource) -> tuple[dict[Split, list[str]], str]:
+    """Names of each split, and a note: by the splits `train` and `test` (or `val`), else drawn, class by class."""
+    names = sorted(pictures)
+    splits = {name: pictures[name].split for name in names}
+    test = next((one for one in _TESTS if one in splits.values()), None)
+    if test is not None and _TRAIN in splits.values():
         published: dict[Split, str] = {"train": _TRAIN, "test": test}
-        return {split: [name for name in names if side[name] == one] for split, one in published.items()}, ""
+        return {split: [name for name in names if splits[name] == one] for split, one in published.items()}, ""
     random = np.random.RandomState(0)  # frozen, so that the division stays the same with every numpy
     ranked = []
-    for one in sorted({*class_of.values()}):
-        members = [name for name in names if class_of[name] == one]
+    for label in sorted({picture.label for picture in pictures.values()}):
+        members = [name for name in names if pictures[name].label == label]
         ranked += [
             ((rank + 0.5) / len(members), members[place]) for rank, place in enumerate(random.permutation(len(members)))
         ]
@@ -103,7 +118,7 @@ def _side_of(name: str) -> str:
     """Return the innermost folder, or archive, that is called train or like a test set; empty if there is none."""
     for part in reversed(PurePosixPath(name.lower()).parts[:-2]):
         stem = next((part.removesuffix(ending) for ending in ARCHIVES if part.endswith(ending)), part)
-        if stem in (_TRAIN, *_TESTS):
+        if stem in SPLITS:
             return stem
     return ""
 
@@ -200,12 +215,13 @@ def _read_tables(source: DatasetSource, folder: Path) -> tuple[tuple[str, ...], 
 
     if source.target is None:
         raise DatasetError(f"{folder.name}: which column is the target?  Declare `target` in params.yaml")
+    known: dict[str, Any] = {"csv": partial(pd.read_csv, sep=source.separator or ","), "parquet": pd.read_parquet}
+    read = find_reader(folder.name, source.reader, known | dict.fromkeys(("npz", "sgemm"), pd.read_csv))
     frames = []
     for file in source.files:
         path = folder / file.name
         try:
-            is_parquet = source.reader == "parquet"
-            frame = pd.read_parquet(path) if is_parquet else pd.read_csv(path, sep=source.separator or ",")
+            frame = read(path)
         except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
             raise DatasetError(f"{path}: {error}") from None
         for column in (source.target, *source.ignore):

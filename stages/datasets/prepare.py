@@ -43,7 +43,7 @@ from stages.datasets.manifest import (
     pixel_statistics,
 )
 from stages.datasets.packed import ImageSet, PackedInfo, Split, digest_images, write_packed
-from stages.datasets.prepare_table import OWN_TABLES, STAND_IN_ROWS, prepare_table
+from stages.datasets.prepare_table import STAND_IN_ROWS, prepare_table
 from stages.datasets.text import prepare_text
 from stages.datasets.verified import ChecksumMismatch, DatasetError, digest_file
 from stages.params.experiment import DatasetSource, SourceFile
@@ -64,9 +64,9 @@ READERS = {
 def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path) -> PackedInfo:
     """Write the packed set of `manifest` into `target`."""
     folder = _verify_raw(manifest, home, source.folder or manifest.dataset)
-    if any(file.name.endswith("/") for file in source.files):
+    if any(file.is_group for file in source.files):
         source = replace(source, files=tuple(SourceFile(name=file.name) for file in manifest.files))
-    if source.kind == "table" and source.reader in OWN_TABLES:
+    if source.kind == "table" and source.reader != "sgemm":
         return own.prepare_own_table(source, manifest, folder, target)
     if source.kind == "table":
         return prepare_table(source, manifest, folder, target)
@@ -82,8 +82,8 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
         files: Mapping[Split, tuple[str, ...]] = {}
         kept, note, is_whole = None, None, False
     else:
-        find_reader(manifest.dataset, source.reader, dict.fromkeys([*READERS, *own.IMAGES]))
-        reader = READERS.get(source.reader) or own.image_reader(source, manifest, folder)
+        make = find_reader(manifest.dataset, source.reader, dict.fromkeys([*READERS, *own.IMAGES], own.image_reader))
+        reader = READERS.get(source.reader) or make(source, manifest, folder)
         train = _read_checked(reader, folder, "train", source, manifest)
         test = _read_checked(reader, folder, "test", source, manifest)
         classes = reader.classes
@@ -132,7 +132,9 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
 
 def _verify_raw(manifest: Manifest, home: Path, folder: str) -> Path:
     """Check the raw files against the manifest, and return their folder."""
-    remedy = f"run `python -m stages.fetch {manifest.dataset}` again"
+    remedy = f"run `claimcheck stage fetch {manifest.dataset}` again"
+    if manifest.source != "embedded" and not manifest.files:
+        raise DatasetError(f"{manifest.dataset}: its manifest in data/raw lists no files; {remedy}")
     for file in manifest.files:
         path = home / file.path
         if not path.is_file():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.datasets.manifest import Manifest, all_files, check_response, find_reader, judge_provenance
+from stages.datasets.manifest import Manifest, all_files, check_response, judge_provenance
 from stages.datasets.packed import PackedInfo, Split, TableSet, digest_tables, write_packed
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
@@ -87,7 +87,6 @@ def compose_stand_in(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return settings, work / (peak * efficiency)
 
 
-OWN_TABLES = ("csv", "parquet", "npz")  # readers of stages.datasets.own
 STAND_IN_ROWS: dict[Split, int] = {"train": 576, "test": 64}
 SPLIT_SEED = 0
 
@@ -95,14 +94,13 @@ SPLIT_SEED = 0
 def prepare_table(source: DatasetSource, manifest: Manifest, folder: Path, target: Path) -> PackedInfo:
     """Write the packed table of the raw files in `folder`, or of placeholder data, into `target`."""
     counts: dict[Split, int] = {"train": source.train, "test": source.test}
-    read = find_reader(manifest.dataset, source.reader, {"sgemm": read_rows} | dict.fromkeys(OWN_TABLES, read_rows))
     if source.shape != (len(COLUMNS),):
         raise DatasetError(f"{manifest.dataset}: rows have {len(COLUMNS)} columns; params.yaml: {source.shape}")
     if manifest.source == "embedded":
         counts = STAND_IN_ROWS
         settings, times = compose_stand_in(sum(counts.values()))
     else:
-        settings, runs = read(folder)
+        settings, runs = read_rows(folder)
         check_response(runs, source, manifest.dataset)
         times = runs[:, 0]
     if len(settings) != sum(counts.values()):

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from stages.datasets import shards
 from stages.datasets.archive import walk
 from stages.datasets.manifest import Manifest, ManifestFile
 from stages.datasets.mirror import (
@@ -99,16 +100,16 @@ def _list_folder(url: str) -> list[str]:
 
 
 def list_files(source: DatasetSource, folder: Path, mirror: Path | None, *, accept: bool) -> DatasetSource:
-    """The source with the files of each folder that it names, wherever they are.
+    """The source with the files of each folder, wherever they are, and of each range that it names.
 
     A file that was fetched before belongs to them as long as nobody accepts that it is gone.
     """
     info, files = read_mirror(folder), list[SourceFile]()
     for file in source.files:
         if not file.name.endswith("/"):
-            files.append(file)
+            files += [SourceFile(name=name) for name in sorted(file.names)] if file.is_group else [file]
             continue
-        names = {name for name in info.files if name.startswith(file.name)} if info and not accept else set()
+        names = {name for name in info.files if file.covers(name)} if info and not accept else set()
         are_known = bool(names)
         for root in (folder, *([mirror] if mirror else [])):
             names |= {path.relative_to(root).as_posix() for path in (root / file.name).rglob("*") if path.is_file()}
@@ -119,29 +120,30 @@ def list_files(source: DatasetSource, folder: Path, mirror: Path | None, *, acce
     return dataclasses.replace(source, files=tuple(files))
 
 
-def check_folders(source: DatasetSource, info: MirrorInfo, say: Say) -> MirrorInfo:
-    """The files of a folder count as official if they have, together, the folder's declared digest.
+def check_own(source: DatasetSource, info: MirrorInfo, say: Say) -> MirrorInfo:
+    """The files of a folder or a range count as official if they have, together, its declared digest.
+
+    Prints the digests to declare, without which a user's own files decide no claim.
 
     Raises:
         ChecksumMismatch: they have another one.
     """
-    files, folders = dict(info.files), [file for file in source.files if file.name.endswith("/")]
-    if not folders:
-        return info
-    for folder in folders:
-        own = {name: file for name, file in files.items() if name.startswith(folder.name)}
-        listing = "".join(f"{file.sha256}  {name}\n" for name, file in sorted(own.items()))
-        digest, size = hashlib.sha256(listing.encode()).hexdigest(), sum(file.bytes for file in own.values())
-        if folder.sha256 not in (None, digest):
-            raise ChecksumMismatch(
-                f"{folder.name}, {len(own):,} files", kind="sha256", expected=folder.sha256, got=digest, size_bytes=size
-            )
-        if folder.sha256 is None:
-            say(f"fetch: {folder.name} has {len(own):,} files; declare `sha256: {digest}`, or it decides no claim")
-        else:
-            files |= {name: dataclasses.replace(file, matches_official=True) for name, file in own.items()}
-    is_complete = all(file.matches_official for file in files.values())
-    return dataclasses.replace(info, files=files, complete=is_complete)
+    files = dict(info.files)
+    for file in source.files:
+        own = {name: found for name, found in sorted(files.items()) if file.covers(name)}
+        listing = "".join(f"{found.sha256}  {name}\n" for name, found in own.items())
+        digest = hashlib.sha256(listing.encode()).hexdigest() if file.is_group else "".join(listing.split()[:1])
+        if _is_unpublished(file) and not source.complete_by_content and own:
+            say(f"fetch: declare `sha256: {digest}` of {file.name}, or it decides no claim")
+        elif file.is_group and digest != file.sha256:
+            where, size = f"{file.name}, {len(own):,} files", sum(found.bytes for found in own.values())
+            raise ChecksumMismatch(where, kind="sha256", expected=file.sha256 or "", got=digest, size_bytes=size)
+        elif file.is_group:
+            files |= {name: dataclasses.replace(found, matches_official=True) for name, found in own.items()}
+    is_complete = any(file.is_group for file in source.files) and all(
+        found.matches_official for found in files.values()
+    )
+    return dataclasses.replace(info, files=files, complete=info.complete or is_complete)
 
 
 def _by_proxy(url: str) -> str:
@@ -233,7 +235,7 @@ def fetch_dataset(
         DatasetError: an archive can't be read, is malicious, or lacks a file.
     """
     folder, declared = source.folder or dataset, source
-    if any(file.name.endswith("/") for file in source.files):
+    if any(file.is_group for file in source.files):
         aside = mirror / folder if mirror is not None else None
         source = list_files(source, home / "downloads" / folder, aside, accept=accept)
         if not source.files:
@@ -242,7 +244,9 @@ def fetch_dataset(
                 "an address that can be listed (file://, s3://) under `urls`; a web address serves archives only"
             )
     search = _Search(dataset, source, home / "downloads" / folder, say, accept)
-    search.listed = frozenset(file.name for file in source.files) - {file.name for file in declared.files}
+    search.listed = frozenset(file.name for file in source.files)
+    if source.reader not in shards.READERS:
+        search.listed -= {file.name for file in declared.files}
     search.look_through_downloads()
     if mirror is not None and not search.has_accepted:
         search.compare_with_mirror(mirror / folder)
@@ -259,7 +263,7 @@ def fetch_dataset(
             f"Tried: {'; '.join(search.tried)}. Set CLAIMCHECK_MIRROR to a folder of mirrored data sets "
             "(docs/data.md), or go on-line, or set `profile: smoke` in params.yaml" + search.advice_on_digests()
         )
-    info = check_folders(declared, search.describe(), say)
+    info = check_own(declared, search.describe(), say)
     write_mirror(search.folder, info)
     return compose_manifest(dataset, folder, info)
 
@@ -365,7 +369,7 @@ class _Search:
     def _how_to_accept(self) -> str:
         # Forced, because DVC would restore the manifest from before this stage.
         again = f"`dvc repro -f -s fetch@{self.dataset}` and `dvc repro`"
-        return f"If the new file is meant: `python -m stages.fetch {self.dataset} --accept`, then {again}."
+        return f"If the new file is meant: `claimcheck stage fetch {self.dataset} --accept`, then {again}."
 
     def take_from_mirror(self, folder: Path) -> None:
         info = read_mirror(folder)

@@ -77,6 +77,9 @@ def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target
     if manifest.source == "embedded":
         text, shape = compose_stand_in(manifest.dataset), (stand_in_window(source),)
     else:
+        if len(source.files) > 1:
+            found = f"{len(source.files)} files; a text is one, whose last tenth is the test set"
+            raise DatasetError(f"{manifest.dataset}: {found}")
         text = find_reader(manifest.dataset, source.reader, READERS)(
             folder / source.files[0].name, source.train + source.test
         )

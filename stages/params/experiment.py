@@ -11,21 +11,22 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from stages.params.callables import signature_of
-from stages.params.foreign import check_recipe, imported_optimizer
+from stages.params.files import SourceFile as SourceFile
+from stages.params.plugins import address_of
+from stages.params.protocol import protocol_schema, read_protocol
 from stages.params.schema import ParamsError as ParamsError
 from stages.params.schema import (
     check_choice,
+    classes_of,
     hint,
     known_papers,
     model_path,
-    out_of_range,
     read_yaml,
     validate,
 )
@@ -34,10 +35,8 @@ from stages.run import (
     STRICT,
     AugmentationSpec,
     ModelSpec,
-    OptimizerSpec,
     Precision,
     Protocol,
-    RecipeSpec,
     Replicate,
     RunSpec,
 )
@@ -119,21 +118,6 @@ def _fill(text: str | None, values: Mapping[str, Any], pattern: str) -> str | No
         return None if text is None else text.format(**values)
     except (KeyError, IndexError, ValueError):
         raise ValueError(f"arms.{pattern}: {text!r} has braces for {', '.join(values) or 'no grid'} only") from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceFile:
-    """A file under its official name, relative to the data set's folder, and its published digests, if there are any.
-
-    `optional`: a mirror's part of the data set may lack it; the official host may not.  A name that ends with a slash
-    is a folder: its sha256 is that of a line `sha256  name` for each of its files, sorted by name (`fetch` prints it).
-    """
-
-    __pydantic_config__: ClassVar = STRICT
-    name: str
-    md5: str | None = None
-    sha256: str | None = None
-    optional: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,7 +378,7 @@ def _read_experiment(
     seeds = validate(TypeAdapter(tuple[int, ...]), fields.pop("seeds", None), path, "protocol.seeds")
     if not seeds or len(set(seeds)) != len(seeds):
         raise ParamsError(f"{path}: protocol.seeds is {list(seeds)}; expected at least one seed and no duplicates")
-    printed = _read_protocol(fields, path, "protocol")
+    printed = read_protocol(fields, path, "protocol")
     channels = source.shape[0] if source.kind == "images" else 0
     for field in ("mean", "std"):
         if len(getattr(printed, field)) != channels:
@@ -412,10 +396,11 @@ def _read_experiment(
         arms = expand_arms(file.arms)
     except ValueError as error:
         raise ParamsError(f"{path}: {error}") from None
+    arms = {name: _with_address(arm, entry.paper, path) for name, arm in arms.items()}
     for arm in arms.values():
         model_path(entry.paper, arm.model, path, f"arms.{arm.name}.model")
         if arm.protocol:
-            _read_protocol(fields | dict(arm.protocol), path, f"arms.{arm.name}.protocol")
+            read_protocol(fields | dict(arm.protocol), path, f"arms.{arm.name}.protocol")
     return ExperimentParams(
         name=name,
         title=file.title,
@@ -427,53 +412,13 @@ def _read_experiment(
     )
 
 
-# Fields of the optimisers of `stages.optim`: those that are not set unless a file sets them.
-_FIRST_ORDER_HAS_NO = tuple(
-    field.name
-    for field in dataclasses.fields(OptimizerSpec)
-    if field.default is None and field.name not in ("decay", "clip_norm", "address", "arguments")
-)
-
-
-@cache
-def _protocol_schema() -> TypeAdapter[Protocol]:
-    return TypeAdapter(Protocol)
-
-
-def _read_protocol(fields: Mapping[str, Any], path: Path, key_path: str) -> Protocol:
-    """Read a protocol whose numbers allow training; the split's numbers are also checked together."""
-    if isinstance(fields.get("optimizer"), Mapping):
-        fields = {**fields, "optimizer": imported_optimizer(fields["optimizer"], path, f"{key_path}.optimizer")}
-    protocol = validate(_protocol_schema(), fields, path, key_path)
-    if wrong := out_of_range(protocol):
-        name, value, expected = wrong
-        raise ParamsError(
-            f"{path}: {key_path}.{name} is {list(value) if isinstance(value, tuple) else value}; {expected}"
-        )
-    split = protocol.split
-    if split.kind == "folds" and (split.folds is None or split.folds < 2):
-        raise ParamsError(f"{path}: {key_path}.split.folds is {split.folds}; expected at least 2")
-    if split.kind == "fraction" and (split.fraction is None or not 0 < split.fraction < 1):
-        raise ParamsError(f"{path}: {key_path}.split.fraction is {split.fraction}; expected a number between 0 and 1")
-    optimizer = protocol.optimizer
-    idle = [name for name in _FIRST_ORDER_HAS_NO if getattr(optimizer, name) is not None]
-    if optimizer.name in ("adam", "adamw", "sgd") and idle:
-        raise ParamsError(f"{path}: {key_path}.optimizer.{idle[0]} is set, but {optimizer.name} doesn't use it")
-    if optimizer.name != "imported" and optimizer.clip_norm is not None:
-        raise ParamsError(f"{path}: {key_path}.optimizer.clip_norm is set, but {optimizer.name} doesn't use it")
-    if (optimizer.name == "imported") != (optimizer.address is not None):
-        raise ParamsError(f"{path}: {key_path}.optimizer.name is {optimizer.name!r}; write its package.module:name")
-    check_recipe(protocol.recipe or RecipeSpec(), path, f"{key_path}.recipe")
-    schedule = protocol.schedule
-    if schedule.name == "steps" and (not schedule.milestones or schedule.factor is None):
-        raise ParamsError(
-            f"{path}: {key_path}.schedule is 'steps'; it needs milestones (parts of the run) and a factor"
-        )
-    if protocol.early_stop is not None and split.kind == "none":
-        raise ParamsError(
-            f"{path}: {key_path}.early_stop looks at validation images, but {key_path}.split.kind is 'none'"
-        )
-    return protocol
+def _with_address(arm: ArmParams, paper: str, path: Path) -> ArmParams:
+    """Return the arm with the address of its model if that is a plugin."""
+    known, name = classes_of(paper), arm.model.get("name")
+    if name is None or name in known:
+        return arm
+    address = address_of("models", str(name), known, path, f"arms.{arm.name}.model.name")
+    return dataclasses.replace(arm, model={**arm.model, "name": address})
 
 
 def resolve_protocol(experiment: ExperimentParams, profile: ProfileParams, arm: ArmParams | None = None) -> Protocol:
@@ -483,10 +428,10 @@ def resolve_protocol(experiment: ExperimentParams, profile: ProfileParams, arm: 
         ParamsError: an override has the wrong type or a value that doesn't allow training.
     """
     own = dict(arm.protocol) if arm is not None else {}
-    fields = _protocol_schema().dump_python(experiment.printed) | own | dict(profile.overrides)
+    fields = protocol_schema().dump_python(experiment.printed) | own | dict(profile.overrides)
     if profile.float32_as is not None and fields["precision"] == "float32":
         fields["precision"] = profile.float32_as
-    return _read_protocol(fields, Path("params.yaml"), "profiles.overrides")
+    return read_protocol(fields, Path("params.yaml"), "profiles.overrides")
 
 
 class RunName(NamedTuple):

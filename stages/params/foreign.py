@@ -1,20 +1,25 @@
-"""Optimisers and transforms of other packages, as a file's protocol names them."""
+"""Optimisers, schedules and transforms of other packages, as a file's protocol names them."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+from stages.params.callables import UnknownCallable, signature_of
+from stages.params.plugins import address_of
 from stages.params.schema import ParamsError, check_keywords
-from stages.run import RecipeSpec
+from stages.run import OptimizerSpec, RecipeSpec, ScheduleSpec
 
 _OURS = ("lr", "weight_decay", "decay", "clip_norm")
+_OPTIMIZERS, _SCHEDULES = (get_args(get_type_hints(spec)["name"]) for spec in (OptimizerSpec, ScheduleSpec))
+_TRANSFORMS = "torchvision.transforms.v2"
 _OF_TORCH = {"adam": ("Adam", "betas"), "adamw": ("AdamW", "betas"), "sgd": ("SGD", "momentum")}
 
 
 def imported_optimizer(fields: Mapping[str, Any], path: Path, key_path: str) -> Mapping[str, Any]:
-    """The fields of an optimiser that a file names by `package.module:name`, or of one of ours with clipped gradients.
+    """The fields of an optimiser of another package, or of one of ours with clipped gradients.
 
     Others stay as they are.
     """
@@ -24,8 +29,10 @@ def imported_optimizer(fields: Mapping[str, Any], path: Path, key_path: str) -> 
         address, own = f"torch.optim:{_OF_TORCH[name][0]}", _OF_TORCH[name][1]
         if all(value is None for key, value in arguments.items() if key not in ("betas", "momentum")):
             arguments = {own: list(arguments[own]) if own == "betas" else arguments[own]} if own in arguments else {}
-    elif ":" not in name:
+    elif name in _OPTIMIZERS or "name" not in fields:
         return fields
+    else:
+        address = address_of("optimizers", name, set(_OPTIMIZERS) - {"imported"}, path, f"{key_path}.name")
     if address == "torch.optim:LBFGS":
         raise ParamsError(f"{path}: {key_path}.name is {name!r}, which needs several passes a step; the loop makes one")
     check_keywords(address, arguments, path, key_path)
@@ -33,13 +40,49 @@ def imported_optimizer(fields: Mapping[str, Any], path: Path, key_path: str) -> 
     return {"name": "imported", "address": address, "arguments": arguments, **ours}
 
 
-def check_recipe(recipe: RecipeSpec, path: Path, key_path: str) -> None:
-    """Check the names and keywords of a recipe's transforms.
+def imported_schedule(fields: Mapping[str, Any], path: Path, key_path: str) -> Mapping[str, Any]:
+    """The fields of a schedule of another package; ours stay as they are."""
+    name = str(fields.get("name", "constant"))
+    if name in _SCHEDULES:
+        return fields
+    address = address_of("schedules", name, set(_SCHEDULES) - {"imported"}, path, f"{key_path}.name")
+    if address.endswith(":ReduceLROnPlateau"):
+        raise ParamsError(
+            f"{path}: {key_path}.name is {name!r}, which waits for a metric; expected one of the step alone"
+        )
+    arguments = {key: value for key, value in fields.items() if key != "name"}
+    check_keywords(address, arguments, path, key_path, given=("optimizer", "last_epoch"))
+    return {"name": "imported", "address": address, "arguments": arguments}
+
+
+def imported_recipe(recipe: RecipeSpec, path: Path, key_path: str) -> RecipeSpec:
+    """The recipe with the address of its loss, and of each transform that isn't torchvision's.
 
     Raises:
-        ParamsError: torchvision has no such transform, or it takes no such keyword.
+        ParamsError: there is no such loss or transform, it takes no such keyword, or it is listed with the wrong ones.
     """
+    found: dict[str, Any] = {}
     for part in ("transforms", "mix"):
         for index, one in enumerate(getattr(recipe, part) or ()):
-            given = {key: value for key, value in one.items() if key != "name"}
-            check_keywords(f"torchvision.transforms.v2:{one.get('name')}", given, path, f"{key_path}.{part}.{index}")
+            place, name, given = f"{key_path}.{part}.{index}", str(one.get("name")), dict(one)
+            given.pop("name", None)
+            address = name if ":" in name else f"{_TRANSFORMS}:{name}"
+            try:
+                signature_of(address)
+            except UnknownCallable as error:
+                if ":" not in name:
+                    name = address = address_of("transforms", name, error.known, path, f"{place}.name")
+            check_keywords(address, given, path, place)
+            mixes = "num_classes" in signature_of(address).keywords
+            if mixes != (part == "mix"):
+                other = "mix, because it mixes images" if mixes else "transforms, because it mixes no images"
+                raise ParamsError(f"{path}: {place}.name is {name!r}, which belongs in {key_path}.{other}")
+            found[part] = (*found.get(part, ()), {**one, "name": name})
+    if recipe.loss is not None:
+        address = address_of("losses", str(recipe.loss.get("name")), (), path, f"{key_path}.loss.name")
+        given = {key: value for key, value in recipe.loss.items() if key != "name"}
+        check_keywords(address, given, path, f"{key_path}.loss")
+        if recipe.label_smoothing is not None or recipe.class_weights is not None:
+            raise ParamsError(f"{path}: {key_path}.loss is set; leave out label_smoothing and class_weights")
+        found["loss"] = {**given, "name": address}
+    return dataclasses.replace(recipe, **found)

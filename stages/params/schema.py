@@ -29,6 +29,8 @@ PROTOCOL: Mapping[str, Bounds] = {
     "batch_size": _COUNT,
     "epochs": _COUNT,
     "train_images": _COUNT,
+    "accumulate": (2, "at least", math.inf),
+    "ema": (0, "above", 1),
     "steps_per_epoch": _COUNT,
     "std": _POSITIVE,
     "optimizer.lr": _POSITIVE,
@@ -210,14 +212,18 @@ WEIGHTS = ("pretrained", "weights", "weights_backbone", "checkpoint_path", "pret
 GIVEN_NAMES = {*FROM_DATASET, "img_size", "in_chans", "num_channels", "num_labels", "params", "lr"}
 
 
+def classes_of(paper: str) -> dict[str, str]:
+    """Return the modules of a paper's models by name: classes that its package imports and lists in `__all__`."""
+    modules = (known.split(":") for known in model_paths() if known.startswith(f"stages.papers.{paper}."))
+    return {name: module for module, name in modules}
+
+
 def model_path(paper: str, model: Mapping[str, Any], path: Path, key_path: str) -> str:
     """Return `module:Class` of an arm's model, its keywords checked against the constructor in the source.
 
-    A paper's models are the classes that its package imports by `from … import Name` and lists in `__all__`; a name
-    with a colon is of another package or file.
+    A name with a colon is of another package or file.
     """
-    modules = (known.split(":") for known in model_paths() if known.startswith(f"stages.papers.{paper}."))
-    classes = {name: module for module, name in modules}
+    classes = classes_of(paper)
     if "name" not in model:
         known = ", ".join([*sorted(classes), "package.module:name"])
         raise ParamsError(f"{path}: {key_path}.name is missing; known: {known}")

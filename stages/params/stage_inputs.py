@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from stages import STARTED_NS, papers_folder
-from stages.params.experiment import Params, load_params
+from stages.params.experiment import Params, load_params, resolve_protocol
+from stages.params.plugins import find_plugins
 from stages.params.schema import known_papers
+from stages.run import ModelSpec, Replicate, RunSpec
 from stages.runs.fingerprint import (
     imported_modules,
+    imported_modules_of,
     module_digest,
     package_versions,
     reachable,
@@ -56,14 +59,17 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
         "record": StageInputs(("stages.record", *packages), everything, files=("*/*.yaml",)),
         "report": StageInputs(("stages.report",)),
     }
+    readers = {plugin.name: plugin.address for plugin in find_plugins("readers")}
     for name, source in everything["datasets"].items():
         found[f"fetch@{name}"] = StageInputs(("stages.fetch",), {"dataset": source, "data": profile["data"]})
-        found[f"preprocess@{name}"] = StageInputs(("stages.preprocess",), {"dataset": source})
+        address = readers.get(source["reader"], source["reader"])
+        own = (address.partition(":")[0],) if ":" in address else ()
+        found[f"preprocess@{name}"] = StageInputs(("stages.preprocess", *own), {"dataset": source})
     for name, experiment in everything["experiments"].items():
         package = f"stages.papers.{experiment['paper']}"
         stacks = tuple(f"{package}.{path.stem}" for path in papers_folder().glob(f"{experiment['paper']}/*_stack.py"))
         trained = {"profile": profile, "experiment": experiment}
-        named = _named_modules(experiment)
+        named = _named_modules(params, name)
         roots = "stages.train", "stages.worker", package, *stacks, *optimizers, *named
         found[f"train@{name}"] = StageInputs(roots, trained)
         observed = (f"{package}.observations",) if source_path(f"{package}.observations") else ()
@@ -72,12 +78,14 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
     return found
 
 
-def _named_modules(experiment: Mapping[str, Any]) -> list[str]:
-    """Modules of other packages and files that an experiment's arms and protocols name."""
-    protocols = [experiment["printed"], *(arm["protocol"] for arm in experiment["arms"].values())]
-    names = [arm["model"]["name"] for arm in experiment["arms"].values()]
-    names += [one["optimizer"].get("address") or one["optimizer"]["name"] for one in protocols if "optimizer" in one]
-    modules = {name.partition(":")[0] for name in names if ":" in name}
+def _named_modules(params: Params, name: str) -> list[str]:
+    """Modules that an experiment's trainings have because its params name them."""
+    experiment, unset = params.experiments[name], ModelSpec(path="", arguments={})
+    modules = {address.partition(":")[0] for arm in experiment.arms.values() if ":" in (address := arm.model["name"])}
+    for arm in [None, *(arm for arm in experiment.arms.values() if arm.protocol)]:
+        protocol = resolve_protocol(experiment, params.profile, arm)
+        spec = RunSpec(model=unset, protocol=protocol, data_digest="", replicate=Replicate(seed=0), code={})
+        modules |= {*imported_modules_of(spec.to_dict())}
     return sorted(modules | ({"stages.papers.imported"} if modules else set()))
 
 

@@ -362,7 +362,7 @@ def judge(
 
 def _row_of(judgement: Judgement) -> dict[str, Any]:
     verdict = judgement.verdict
-    numbers = {name: getattr(verdict, name) for name in ("estimate", "low", "high", "confidence", "n")}
+    numbers = {name: getattr(verdict, name) for name in ("estimate", "confidence", "n", "explanation")} | verdict.ends
     holds = WORD_OF[verdict.status] is Word.HOLDS
     return {"status": str(verdict.status), "holds": holds, "ours": judgement.ours} | numbers
 

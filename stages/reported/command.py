@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stages.reported import TableError
-from stages.rules import Rules
+from stages.rules import ANYTIME, Rules
 
 APPLICATION = Path(__file__).parent.parent / "app"
 """Folder of the packages `stages` and `service` in a wheel, which only this command puts on the path."""
@@ -26,7 +26,7 @@ _NEEDED = ("dvc", "pydantic", "rich", "sqlalchemy", "torch")
 """Packages of `claimcheck[train]` without which no other command starts."""
 _MORE = """\
 This is the library alone.  For more commands (init, repro, run, status, show, ...):
-  pip install 'claimcheck[train]'    train, record and judge a project of your own
+  pip install 'claimcheck[train]'    train, record and judge a project of your own; [train,export]: export it
   pip install 'claimcheck[service]'  serve a project's results as web pages and an API
   pip install 'claimcheck[plot]'     matplotlib, for claimcheck.plot
   pip install 'claimcheck[trackers]' import MLflow's folders and TensorBoard's events"""
@@ -71,7 +71,7 @@ def judge(options: argparse.Namespace) -> Printed:
 
 
 def _read_rules(path: Path) -> Rules:
-    """Read rules: `verdicts` of a params.yaml, or these fields alone."""
+    """Read rules: `verdicts` of a params.yaml, or these fields alone; `looks` may be `anytime`."""
     try:
         import yaml
         from pydantic import TypeAdapter, ValidationError
@@ -79,7 +79,10 @@ def _read_rules(path: Path) -> Rules:
         raise TableError("other rules need two packages: pip install pyyaml pydantic") from None
     try:
         found: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return TypeAdapter(Rules).validate_python(found.get("verdicts", found) if isinstance(found, dict) else found)
+        found = found.get("verdicts", found) if isinstance(found, dict) else found
+        if isinstance(found, dict) and found.get("looks") == "anytime":
+            found["looks"] = ANYTIME
+        return TypeAdapter(Rules).validate_python(found)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise TableError(f"{path}: {error}") from None
     except ValidationError as error:

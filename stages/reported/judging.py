@@ -8,6 +8,7 @@ Values of one arm are independent runs in the order in which they were planned; 
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import math
 import re
@@ -18,7 +19,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from stages.rules import Margins, Rules
+from stages.rules import ANYTIME, Margins, Rules
 from stages.verdicts import (
     ComparableClaim,
     GainClaim,
@@ -33,6 +34,7 @@ from stages.verdicts import (
     judge_wins,
     not_tested,
 )
+from stages.verdicts.anytime import explain_anytime
 
 _NUMBER = r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:e[+-]?\d+)?"
 _PRINTED = re.compile(rf"({_NUMBER})(?:\((\d+)\))?(?:(?:±|\+/?-|\\pm)({_NUMBER}))?")
@@ -110,6 +112,8 @@ RULES = Rules(
     indicative_share=0.30,
 )
 """The rules of `params.yaml`, for results from elsewhere."""
+RULES_ANYTIME = dataclasses.replace(RULES, looks=ANYTIME)
+"""The same for replicates that arrive without a plan: their intervals are wider and hold at any number of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +145,7 @@ class ReportedVerdict:
             "status": str(self.status),
             "explanation": self.verdict.explanation,
             **{name: getattr(self.verdict, name) for name in numbers},
+            **self.verdict.ends,
             "size": None if size is None else {"status": str(size.status), "explanation": size.explanation},
         }
 
@@ -218,7 +223,7 @@ def value(
     )
     verdict = judge_value(judged, sample, rules=rules, planned=sample.n)
     mean = fmean(sample.values) if sample.values else None
-    return ReportedVerdict(claim=claim, printed=number.value, ours=mean, verdict=verdict)
+    return _reported(claim, number.value, mean, verdict, rules)
 
 
 def order(
@@ -228,19 +233,22 @@ def order(
     better: Better,
     printed: float | str | PrintedNumber | None = None,
     paired: bool = False,
+    folds: int | None = None,
     margin: float | None = None,
     rules: Rules = RULES,
     claim: str = "order",
 ) -> ReportedVerdict:
     """Judge whether `a` is better than `b`; with `printed`, also whether its gain over b is the printed one.
 
-    `paired`: equal positions share a fold, or something else that makes them alike.
+    `paired`: equal positions share a fold, or something else that makes them alike.  `folds`: how many folds of one
+    data set there are, if each position holds out one; the verdict then also shows an interval for other training data.
+    With `RULES_ANYTIME`, equal positions are compared in any case.
 
     Raises:
-        ValueError: `printed` isn't a number, or is 0.
+        ValueError: `printed` isn't a number, or is 0; or there are fewer than two `folds`.
     """
     number = None if printed is None else PrintedNumber.parse(printed)
-    return _compare(judge_gain, _gain(number, better, margin, rules), a, b, number, claim, paired=paired, rules=rules)
+    return _compare(judge_gain, _gain(number, better, margin, rules), a, b, number, claim, paired, folds, rules)
 
 
 def gap(
@@ -250,13 +258,14 @@ def gap(
     printed: float | str | PrintedNumber,
     better: Better,
     paired: bool = False,
+    folds: int | None = None,
     margin: float | None = None,
     rules: Rules = RULES,
     claim: str = "gap",
 ) -> ReportedVerdict:
     """Judge the size of a printed gain of `a` over `b` without a claimed order, negative if a is worse; as `order`."""
     number = PrintedNumber.parse(printed)
-    return _compare(judge_gap, _gain(number, better, margin, rules), a, b, number, claim, paired=paired, rules=rules)
+    return _compare(judge_gap, _gain(number, better, margin, rules), a, b, number, claim, paired, folds, rules)
 
 
 def comparable(
@@ -266,6 +275,7 @@ def comparable(
     better: Better,
     printed: float | str | PrintedNumber | None = None,
     paired: bool = False,
+    folds: int | None = None,
     margin: float | None = None,
     rules: Rules = RULES,
     claim: str = "comparable",
@@ -274,7 +284,7 @@ def comparable(
     number = None if printed is None else PrintedNumber.parse(printed)
     widest = rules.margins.comparable(number.precision if number else 0.0) if margin is None else margin
     accepted = ComparableClaim(margin=widest, better=better, accepted=None if number is None else abs(number.value))
-    return _compare(judge_comparable, accepted, a, b, number, claim, paired=paired, rules=rules)
+    return _compare(judge_comparable, accepted, a, b, number, claim, paired, folds, rules)
 
 
 def wins(
@@ -288,9 +298,11 @@ def wins(
     """Judge a printed count of comparisons that the first arm wins, "15 of 16", by the pairs (a, b) of each comparison.
 
     Raises:
-        ValueError: `printed` isn't such a count.
+        ValueError: `printed` isn't such a count, or the rules plan no number of replicates.
     """
     claimed, total = parse_count(printed)
+    if rules.is_anytime:
+        raise ValueError("a count of wins is taken once, at a planned number of replicates; use rules with such looks")
     gains = [order(a, b, better=better, rules=rules).verdict for a, b in pairs]
     if len(gains) != total:
         why = f"{len(gains)} of {total} comparisons have results; the count is taken of them all."
@@ -328,16 +340,23 @@ def _compare(
     b: Values,
     printed: PrintedNumber | None,
     claim: str,
-    *,
     paired: bool,
+    folds: int | None,
     rules: Rules,
 ) -> ReportedVerdict:
     """Return the judge's verdict on two arms, whose plan ends with their runs."""
+    if folds is not None and folds < 2:
+        raise ValueError(f"folds is {folds}; expected the number of folds, 2 or more")
     one, other = _sample(a), _sample(b)
-    pairing = "fold" if paired else "none"
-    verdict = judge(asked, one, other, rules=rules, pairing=pairing, planned=max(one.n, other.n))
+    pairing = "fold" if paired or folds else "none"
+    verdict = judge(asked, one, other, rules=rules, pairing=pairing, planned=max(one.n, other.n), folds=folds)
     number = None if printed is None else printed.value
-    return ReportedVerdict(claim=claim, printed=number, ours=verdict.estimate, verdict=verdict)
+    return _reported(claim, number, verdict.estimate, verdict, rules)
+
+
+def _reported(claim: str, printed: float | None, ours: float | None, verdict: Verdict, rules: Rules) -> ReportedVerdict:
+    verdict = explain_anytime(verdict, "replicates") if rules.is_anytime else verdict
+    return ReportedVerdict(claim=claim, printed=printed, ours=ours, verdict=verdict)
 
 
 def _sample(values: Values) -> Sample:

@@ -233,7 +233,7 @@ def read_results(results: Table, metrics: Collection[str]) -> pd.DataFrame:
         raise TableError(
             f"the results have {first['arm']!r}, {index} {first['seed']:g}, {first['metric']!r} twice; keep one of each"
         )
-    frame.attrs["paired"] = index == "fold"
+    frame.attrs["is_folded"] = index == "fold"
     return frame
 
 
@@ -292,13 +292,15 @@ def _judge_row(row: ClaimRow, frame: pd.DataFrame, rules: Rules) -> ReportedVerd
             if {row.arm, row.baseline} <= set(part["arm"])
         ]
         return judging.wins(pairs, printed=row.text, **options)
-    paired = bool(frame.attrs["paired"])
-    if paired:
+    folds = of_row["seed"].nunique() if frame.attrs["is_folded"] else None
+    if folds or rules.is_anytime:
         seeds = [set(of_row.loc[of_row["arm"] == arm, "seed"]) for arm in (row.arm, row.baseline)]
         of_row = of_row[of_row["seed"].isin(seeds[0] & seeds[1])]
+        if of_row.empty:
+            raise ValueError("the models have no seed in common; rules for any time compare them seed by seed")
     compare: Callable[..., ReportedVerdict] = getattr(judging, row.kind)
     a, b = _values(of_row, row.arm), _values(of_row, row.baseline)
-    return compare(a, b, printed=row.printed, paired=paired, **options)
+    return compare(a, b, printed=row.printed, folds=folds, **options)
 
 
 def _values(frame: pd.DataFrame, arm: str) -> list[float]:

@@ -390,7 +390,7 @@ _SHARE = re.compile(r"(, |^)\d+ of \d+ replicates$")
 
 def kind_of_run(cut: str) -> str:
     """Classify a run that departs from the printed protocol by `cut`, as worded by `describe_cut`."""
-    return "run in another precision" if re.fullmatch(r"\w+ instead of (float32|bfloat16)", cut) else "shortened run"
+    return "run in another precision" if re.fullmatch(r"\w+ instead of b?float(16|32)", cut) else "shortened run"
 
 
 def why_no_difference(provenance: str | None, cut: str) -> str | None:

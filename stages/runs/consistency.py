@@ -31,7 +31,10 @@ _SHARES = ("accuracy", "calibration_error", "best_epoch_accuracy", "accuracy_aft
 MOST_CONFUSION_BYTES = 1 << 26
 _OF_ALL_IMAGES = (*_SHARES, "loss")
 _OF_ALL_ROWS = ("mse", "log_mse", "selected_mse", "selected_log_mse")
-_FASTEST = {"cpu": {"float32": 4e11, "bfloat16": 5e12}, "cuda": {"float32": 1e14, "tf32": 1.5e15, "bfloat16": 3e15}}
+_FASTEST = {
+    "cpu": {"float32": 4e11, "bfloat16": 5e12, "float16": 5e12},
+    "cuda": {"float32": 1e14, "tf32": 1.5e15, "bfloat16": 3e15, "float16": 3e15},
+}
 """Upper bounds in FLOP/s, by thread of a processor or by GPU: above the data sheets of AVX-512, AMX and a B200."""
 
 

@@ -273,26 +273,47 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
     paths = {module: source_path(module) for module in sorted(closure)}
     digests = {module: module_digest(path) for module, path in paths.items() if path is not None}
     found = {module: digest for module, digest in digests.items() if digest != source_digest("")}
-    needed = {one.module for module in closure - CHOOSING for one in _imports(module)}
+    needed = {name for module in closure - CHOOSING for one in _imports(module) for name in (one.module, *one.names)}
     return found | package_versions([*roots, *needed])
 
 
 def package_versions(modules: Iterable[str]) -> dict[str, str]:
     """Return `{package: distribution==version}` of installed packages among `modules`, except those always pinned."""
-    tops = {module.partition(".")[0] for module in modules} - _PINNED - {"stages"}
-    return {top: version for top in sorted(tops) if is_pinned(top) and (version := _version(top)) is not None}
+    foreign = {module for module in modules if module.partition(".")[0] not in _PINNED | {"stages"}}
+    packages = sorted({_package_of(module) for module in foreign if is_pinned(module)})
+    return {package: version for package in packages if (version := _version(package)) is not None}
 
 
 @cache
-def _version(top: str) -> str | None:
+def _package_of(module: str) -> str:
+    """Return a module's top-level package or, in a namespace that distributions share, the first one with a file."""
+    names = module.split(".")
+    parents = (".".join(names[:depth]) for depth in range(1, len(names)))
+    return next((parent for parent in parents if not _is_namespace(parent)), module)
+
+
+def _is_namespace(package: str) -> bool:
+    spec = find_spec_of(package)
+    return spec is not None and spec.origin is None
+
+
+@cache
+def _version(package: str) -> str | None:
+    top, _, inner = package.partition(".")
     try:
-        return f"{top}=={metadata.version(top)}"  # most packages have the name of their distribution
+        if not inner:
+            return f"{top}=={metadata.version(top)}"  # most packages have the name of their distribution
     except metadata.PackageNotFoundError:
-        names = metadata.packages_distributions().get(top)
+        pass
+    names = [] if _is_namespace(package) else metadata.packages_distributions().get(top, [])
+    if inner:
+        starts = tuple(package.replace(".", "/") + end for end in ("/", "."))
+        names = [name for name in names if any(str(file).startswith(starts) for file in metadata.files(name) or ())]
     return f"{names[0]}=={metadata.version(names[0])}" if names else None
 
 
-IMPORTED_MODEL, RECIPE = "stages.papers.imported.model:ImportedModel", "stages.training.recipe"
+IMPORTED_MODEL = "stages.papers.imported.model:ImportedModel"
+RECIPE, OPTIONS = "stages.training.recipe", "stages.training.options"
 
 
 def model_addresses(path: str, arguments: Mapping[str, Any]) -> list[str]:
@@ -301,12 +322,17 @@ def model_addresses(path: str, arguments: Mapping[str, Any]) -> list[str]:
 
 
 def imported_modules_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the modules that a spec names: those of its model's and optimiser's callables, and of its recipe."""
+    """Return the modules that a spec names: those of its callables, its recipe and its options."""
     protocol = spec["protocol"]
     names = model_addresses(**spec["model"])[1:]
     names += [protocol["optimizer"]["address"]] if "address" in protocol["optimizer"] else []
     recipe = protocol.get("recipe")
     names += [] if recipe is None else [RECIPE, *(["torchvision"] if {"transforms", "mix"} & recipe.keys() else [])]
+    parts = [] if recipe is None else [*recipe.get("transforms", ()), *recipe.get("mix", ()), recipe.get("loss", {})]
+    names += [one["name"] for one in parts if ":" in one.get("name", "")]
+    schedule = [protocol["schedule"]["address"]] if "address" in protocol.get("schedule", {}) else []
+    has_options = schedule or {"accumulate", "ema"} & protocol.keys() or protocol.get("precision") == "float16"
+    names += [OPTIONS, *schedule] if has_options else []
     return tuple(name.partition(":")[0] for name in names)
 
 

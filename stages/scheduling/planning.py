@@ -30,7 +30,16 @@ from stages.datasets.prepare import RowCounts, count_rows
 from stages.device import processor_name
 from stages.evaluation.flops import CountFlops, MeasurementCache, digest_of
 from stages.params.experiment import DatasetSource, Params, PlannedRun, ProfileParams, Rate, plan_runs
-from stages.run import Protocol, Replicate, RunSpec, SplitSpec, canonical_json, steps_per_epoch, training_counts
+from stages.run import (
+    Precision,
+    Protocol,
+    Replicate,
+    RunSpec,
+    SplitSpec,
+    canonical_json,
+    steps_per_epoch,
+    training_counts,
+)
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking
 from stages.scheduling.runner import Order
@@ -157,13 +166,13 @@ def cost_of_run(
     is_stacked = is_worth_stacking(run.spec, rows.train)
     seconds, starting, alone = dict[str, float](), dict[str, float](), dict[str, float]()
     for device, rate in rates.items():
-        computing = flops / rate.flops_per_second[protocol.precision]
-        a_step = rate.step_seconds
+        computing = flops / rate.flops_per_second[_priced(protocol)]
+        own_step = a_step = rate.step_seconds * (protocol.accumulate or 1)
         if is_stacked and rate.stack_step_seconds is not None:
             a_step = rate.stack_step_seconds / together
         seconds[device] = rate.start_seconds + max(computing, steps * a_step)
         starting[device] = seconds[device] if steps * a_step > computing else rate.start_seconds
-        alone[device] = rate.start_seconds + max(computing, steps * rate.step_seconds)
+        alone[device] = rate.start_seconds + max(computing, steps * own_step)
     return PlannedCost(
         runs=1,
         epochs=epochs,
@@ -173,10 +182,13 @@ def cost_of_run(
         seconds=seconds,
         starting_seconds=starting,
         alone_seconds=alone,
-        limit_seconds={
-            device: flops / rate.peak_flops_per_second[protocol.precision] for device, rate in rates.items()
-        },
+        limit_seconds={device: flops / rate.peak_flops_per_second[_priced(protocol)] for device, rate in rates.items()},
     )
+
+
+def _priced(protocol: Protocol) -> Precision:
+    """Return the precision whose rates apply: float16 is computed by the same units as bfloat16."""
+    return "bfloat16" if protocol.precision == "float16" else protocol.precision
 
 
 def expected_epochs(protocol: Protocol) -> int:
@@ -340,7 +352,7 @@ def _measure(
 def _cut(one: Planned, rate: Rate, name: str, *, seed: int = 0) -> Group:
     """Shorten the group to two epochs of some seconds; the first one includes all work that is done once."""
     protocol = one.spec.protocol
-    step = max(3 * one.flops * protocol.batch_size / rate.flops_per_second[protocol.precision], rate.step_seconds)
+    step = max(3 * one.flops * protocol.batch_size / rate.flops_per_second[_priced(protocol)], rate.step_seconds)
     steps = min(_MOST_STEPS, max(2, round(_EPOCH_SECONDS / step)), protocol.steps_per_epoch or _MOST_STEPS)
     shorter = dataclasses.replace(
         protocol, epochs=_EPOCHS, steps_per_epoch=steps, observe_test=False, early_stop=None, split=SplitSpec()

@@ -5,21 +5,11 @@ N images in all, B in a batch, C channels, H x W pixels; P lines and columns of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from stages.run import AugmentationSpec
-
-
-@dataclass(frozen=True)
-class Draws:
-    """Draws for a batch: windows' top and left edges in padded images, int64 [2, B], and flips, bool [B], if any."""
-
-    offsets: Tensor | None
-    flipped: Tensor | None
 
 
 class BatchAugmenter:
@@ -37,24 +27,19 @@ class BatchAugmenter:
         lines = torch.arange(channels * rows, device=images.device).view(channels, rows)[:, :height]
         self._starts = lines.flatten() * self._columns  # int64 [C * H], of a window's lines in a padded image
 
-    def draw(self, count: int, generator: torch.Generator) -> Draws:
-        """Draw offsets and flips of `count` images from `generator`, on the images' device, in a fixed order."""
-        if self.spec == AugmentationSpec():
-            return Draws(None, None)
-        device, most = self.images.device, 2 * self.spec.crop_padding
-        offsets = torch.randint(0, most + 1, (2, count), generator=generator, device=device)
-        if not self.spec.horizontal_flip:
-            return Draws(offsets, None)
-        return Draws(offsets, torch.rand(count, generator=generator, device=device) < 0.5)
-
-    def batch(self, rows: Tensor, draws: Draws) -> Tensor:
-        """Return uint8 [B, C, H, W], the augmented images in `rows` (int64 [B], on the images' device)."""
+    def batch(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        """Return uint8 [B, C, H, W], images in `rows` (int64 [B]) with draws from `generator`, all on one device."""
         batch = self.images.index_select(0, rows)
-        places = torch.arange(len(rows), device=batch.device)
-        if draws.offsets is not None and self.spec.crop_padding:
-            batch = self._crop(batch, places, *draws.offsets)
-        if draws.flipped is not None:
-            batch = torch.cat([batch, batch.flip(-1)]).index_select(0, places + len(rows) * draws.flipped)
+        if self.spec == AugmentationSpec():
+            return batch
+        count, device = len(rows), batch.device
+        places = torch.arange(count, device=device)
+        top, left = torch.randint(0, 2 * self.spec.crop_padding + 1, (2, count), generator=generator, device=device)
+        if self.spec.crop_padding:
+            batch = self._crop(batch, places, top, left)
+        if self.spec.horizontal_flip:
+            flipped = torch.rand(count, generator=generator, device=device) < 0.5
+            batch = torch.cat([batch, batch.flip(-1)]).index_select(0, places + count * flipped)
         return batch
 
     def _crop(self, batch: Tensor, places: Tensor, top: Tensor, left: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 No list of possible causes is complete.  So before an arm's first run, a process trains a small version of its network
 for `STEPS` steps on synthetic rows, with the same loop, optimiser and precision.  Compiled code is left out, because
-compiling takes longer than a second.
+compiling takes longer than a second, and so are the loop's options.
 """
 
 from __future__ import annotations

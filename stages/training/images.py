@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.ops.fast.crops import Crops, crops_of
 from stages.ops.normalize import Normalization
 from stages.run import Protocol
 from stages.training.augment import BatchAugmenter
@@ -44,18 +43,9 @@ class ImageClassification:
     def _augmenter(self) -> BatchAugmenter:
         return BatchAugmenter(self.data.images, self.protocol.augmentation)
 
-    @cached_property
-    def _crops(self) -> Crops | None:
-        return crops_of(self.data.images, self.protocol.augmentation.crop_padding, self._normalize)
-
     def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return inputs float32 [B, C, H, W] and labels int64 [B] of `rows` (int64 [B], on the device)."""
-        draws = self._augmenter.draw(len(rows), generator)
-        if self._crops is not None:
-            inputs = self._crops(rows, draws.offsets, draws.flipped)
-        else:
-            inputs = self._normalize(self._augmenter.batch(rows, draws))
-        return inputs, self.data.labels[rows]
+        return self._normalize(self._augmenter.batch(rows, generator)), self.data.labels[rows]
 
     def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the same without augmentation, in order."""

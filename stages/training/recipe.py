@@ -1,4 +1,4 @@
-"""Additions to the training on images: label smoothing, class weights, and transforms of torchvision.
+"""Additions to the training on images: label smoothing, class weights, other losses, and transforms.
 
 Nothing else imports this module, so it is in the run keys of those runs alone that use it.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from inspect import isclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from stages.run import RecipeSpec
 from stages.training.images import ImageClassification
@@ -33,6 +34,7 @@ class RecipeTask(ImageClassification):
             is_balanced = recipe.class_weights == "balanced"
             weights = len(labels) / (classes * counts) if is_balanced else torch.tensor(recipe.class_weights)
             self.weights = weights.float().to(self.device)
+        self.losses = _build([recipe.loss] if recipe.loss else ())
         self.transforms = _build(recipe.transforms or ())
         self.mix = _build(recipe.mix or (), num_classes=classes)
 
@@ -40,7 +42,7 @@ class RecipeTask(ImageClassification):
         """Crop and flip, then transform each image, normalise, and mix the batch: labels are then float32 [B, K]."""
         if not (self.transforms or self.mix):
             return super().training_batch(rows, generator)
-        images = self._augmenter.batch(rows, self._augmenter.draw(len(rows), generator))
+        images = self._augmenter.batch(rows, generator)
         labels = self.data.labels[rows]
         seed = torch.randint(2**62, (1,), generator=generator, device=generator.device)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
@@ -56,6 +58,8 @@ class RecipeTask(ImageClassification):
         """The recipe's loss in training, the plain one where nothing is learned from it."""
         if not torch.is_grad_enabled():
             return super().loss(logits, labels)
+        if self.losses:
+            return self.losses[0](logits.float(), labels)
         return F.cross_entropy(logits.float(), labels, weight=self.weights, label_smoothing=self.smoothing)
 
     def sums(self, logits: Tensor, labels: Tensor, loss: Tensor) -> Tensor:
@@ -64,11 +68,21 @@ class RecipeTask(ImageClassification):
 
 
 def _build(specs: Sequence[Mapping[str, Any]], **given: Any) -> list[Any]:
-    v2 = import_module("torchvision.transforms.v2") if specs else None
-    return [
-        getattr(v2, spec["name"])(**given, **{key: value for key, value in spec.items() if key != "name"})
-        for spec in specs
-    ]
+    """Build transforms of torchvision, or modules of the package in front of their name.
+
+    Raises:
+        ValueError: one isn't an `nn.Module`, as all of torchvision's are.
+    """
+    made = []
+    for spec in specs:
+        module, _, name = spec["name"].rpartition(":")
+        make = getattr(import_module(module or "torchvision.transforms.v2"), name)
+        if not (isclass(make) and issubclass(make, nn.Module)):
+            raise ValueError(f"{spec['name']} is no nn.Module")
+        # torchvision can't draw with an alpha that is an int
+        arguments = {key: float(value) if key == "alpha" else value for key, value in spec.items() if key != "name"}
+        made.append(make(**given, **arguments))
+    return made
 
 
 def with_recipe(session: Session, devices: int) -> Session:

@@ -44,6 +44,7 @@ from stages.runs.evidence import (
 )
 from stages.runs.store import write_atomically
 from stages.training.loop import Progress, TrainingState, TrainingStopped
+from stages.training.options import with_options
 from stages.training.process import describe_environment, describe_fast_paths
 from stages.training.recipe import with_recipe
 from stages.training.session import open_session
@@ -302,6 +303,8 @@ def _train_epoch(line: ResultLine, data: Path, device: torch.device, state: Trai
         session = open_session(spec := RunSpec.from_dict(dict(line.spec)), data, read_info(data), device)
         if spec.protocol.recipe is not None:
             session = with_recipe(session, 1)
+        if spec.protocol.has_options:
+            session = with_options(session, 1)
         session.train(state=state, save=states.append, progress=progress, should_stop=lambda: passed[-1] >= end)
     except TrainingStopped:
         pass

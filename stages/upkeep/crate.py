@@ -14,18 +14,16 @@ import datetime
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from sqlalchemy import select
 
-from stages.faults import Mistake
 from stages.recording import record
 from stages.results import ClaimFilter, Dataset, ExperimentRow, JudgedClaim, Paper, Result, list_judged, open_results
 from stages.run import canonical_json
 from stages.runs.evidence import LABS
+from stages.upkeep.exporting import Exported, name_author, read_citation, require_new
 
 PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
 _TERMS = {"environment": "https://w3id.org/ro/terms/workflow-run#environment"}
@@ -50,24 +48,14 @@ _FORMATS = {
 Entity = dict[str, Any]
 
 
-class CrateError(Mistake, ValueError):
-    """The crate can't be written; the message says why."""
+def write_crate(root: Path, folder: Path) -> Exported:
+    """Write the crate of the clone in `root`: published results, and local ones if there are any.
 
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """The folder of a crate, and the numbers of trainings and verdicts in it."""
-
-    folder: Path
-    trainings: int
-    verdicts: int
-
-
-def write_crate(root: Path, folder: Path) -> Written:
-    """Write the crate of the clone in `root`: published results, and local ones if there are any."""
-    if folder.exists():
-        raise CrateError(f"{folder} exists already; name a new folder")
-    about = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))
+    Raises:
+        ExportError: the folder exists.
+    """
+    require_new(folder)
+    about = read_citation(root)
     with tempfile.TemporaryDirectory(prefix="claimcheck-") as scratch:
         database = str(Path(scratch) / "results.db")
         record(root.resolve(), database)
@@ -123,7 +111,7 @@ def write_crate(root: Path, folder: Path) -> Written:
                 (str((result.origin or {})["published"])[:10] for result in results if result.origin), default=None
             )
     _write(root, folder, about, entities, published or datetime.date.today().isoformat())
-    return Written(folder=folder, trainings=len(results), verdicts=len(judged))
+    return Exported(folder=folder, counts={"trainings": len(results), "verdicts": len(judged)})
 
 
 def _entity(key: str, kind: str | list[str], name: str, **properties: Any) -> Entity:
@@ -268,7 +256,7 @@ def _authors(about: Mapping[str, Any]) -> Iterator[Entity]:
     """Yield one organisation of all authors of CITATION.cff, and each of them, a person or an organisation."""
     members = []
     for author in about["authors"]:
-        name = author.get("name") or f"{author['given-names']} {author['family-names']}"
+        name = name_author(author)
         key = author.get("orcid") or author.get("website") or f"#author-{name.replace(' ', '-')}"
         members.append(_entity(key, "Organization" if "name" in author else "Person", name))
     joint = ", ".join(one["name"] for one in members)

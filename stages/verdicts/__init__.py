@@ -3,9 +3,9 @@
 One family per file: `value` (two one-sided tests, the side of a bound), `difference` (sign and size of a gain,
 non-inferiority), `grid_part` (a gain over part of a grid, the same gain at every level), `families` (the sentence of a
 table, a paper's own counts, and whether seeds explain a spread), `others` (counts, ranges, proportions, and what short
-runs may show), `power` (what a plan can show in advance); `kinds` has the facts about each kind of claim for pages and
-API.  Rules, margins and interim analyses are fixed before running (`stages.rules`); `curves` turns the curves of folds
-into an arm's metric.  Needs NumPy and SciPy only.
+runs may show), `power` (what a plan can show in advance), `anytime` (intervals that hold at any number of replicates);
+`kinds` has the facts about each kind of claim for pages and API.  Rules, margins and interim analyses are fixed before
+running (`stages.rules`); `curves` turns the curves of folds into an arm's metric.  Needs NumPy and SciPy only.
 """
 
 from stages.verdicts.curves import (

@@ -6,6 +6,9 @@ The sign and the size are judged separately.  `supported`: the interval of the g
     pairing "fold"   gain = mean of the differences on shared folds,   Var = s_d²/n,          n − 1 df
     pairing "none"   gain = difference of the means,                   Var = s₁²/n₁ + s₂²/n₂,  Welch's df
 
+If runs may arrive at any time (`rules.ANYTIME`), replicates are paired in any case, because Welch's test has no such
+form; the differences of independent arms are independent, too.
+
 A gain over a grid of pairs is their mean, replicate by replicate.  If only part of them has results, the verdict covers
 that part and says so (`GridPart`).
 
@@ -39,7 +42,6 @@ from stages.verdicts.intervals import (
     chance_below,
     combine,
     expected_replicates,
-    half_width,
     level,
     looks_of_numbers,
     looks_of_part,
@@ -81,19 +83,34 @@ class GainClaim:
 
 
 def measure_gain(
-    proposed: Sample, baseline: Sample, better: Literal["higher", "lower"], pairing: Pairing
+    proposed: Sample,
+    baseline: Sample,
+    better: Literal["higher", "lower"],
+    pairing: Pairing,
+    *,
+    is_anytime: bool = False,
 ) -> MeanEstimate:
     """Measure the gain.  Both arms need two finished replicates; with "fold", two that both have."""
     sign = 1.0 if better == "higher" else -1.0
     if pairing == "fold":
         ours, theirs = proposed.finished, baseline.finished
         pairs = np.array([sign * (ours[fold] - theirs[fold]) for fold in ours if fold in theirs])
-        return MeanEstimate(mean=float(pairs.mean()), s2=float(variance_of(pairs)), df=pairs.size - 1, n=pairs.size)
+        return MeanEstimate(
+            mean=float(pairs.mean()),
+            s2=float(variance_of(pairs)),
+            df=pairs.size - 1,
+            n=pairs.size,
+            is_anytime=is_anytime,
+        )
     arms = [np.array(arm.values) for arm in (proposed, baseline)]
     own = [float(variance_of(arm)) for arm in arms]
     variance, df = combine([(s2 / arm.size, float(arm.size - 1)) for s2, arm in zip(own, arms, strict=True)])
     n, mean = min(arm.size for arm in arms), sign * float(arms[0].mean() - arms[1].mean())
     return MeanEstimate(mean=mean, s2=float(variance * n), df=float(df), n=n)
+
+
+def _pairing(pairing: Pairing, rules: Rules) -> Pairing:
+    return "fold" if rules.is_anytime else pairing
 
 
 def judge_gain(
@@ -120,12 +137,12 @@ def judge_gain(
     `test_sets` is the variance of two draws of the test set if ours isn't the paper's; it affects only the size.
     `folds` is the number of folds if replicates are folds.
     """
-    looks = looks_of_plan(rules.looks, planned)
-    arms = at_last_look(proposed, baseline, analyses=rules.looks, planned=planned, pairing=pairing)
+    looks, paired = looks_of_plan(rules.looks, planned), _pairing(pairing, rules)
+    arms = at_last_look(proposed, baseline, analyses=rules.looks, planned=planned, pairing=paired)
     if isinstance(arms, Verdict):
         return arms
     ours, theirs = arms
-    n, gain = ours.n, measure_gain(ours, theirs, claim.better, pairing)
+    n, gain = ours.n, measure_gain(ours, theirs, claim.better, paired, is_anytime=rules.is_anytime)
     if part is not None and not part.is_sliced:
         return Verdict(status=Status.UNRESOLVED, explanation=part.describe(), estimate=gain.mean, n=n)
     size = _judge_size(claim, gain, arms, rules=rules, planned=planned, widening=widening, test_sets=test_sets)
@@ -146,30 +163,32 @@ def judge_gain(
         is_positive_claimed=claim.gain > 0,
         widening=widening,
     )
-    design = "shared folds" if pairing == "fold" else "independent replicates"
+    design = "pairs" if rules.is_anytime else "shared folds" if pairing == "fold" else "independent replicates"
     sign = explain(sign, f"Gain of the proposed model (n = {n} {design})", proposed, baseline)
     sign = with_assumptions(sign, gain, folds, widening, pairs=pairs[1])
     if part is not None:
-        sign = _of_part(part, gain, sign, level(looks, n, rules.alpha_outside / 2))
+        rest = "They may differ by any amount, so the whole grid isn't judged."
+        said = f"{sign.explanation} {part.describe()} {rest}"
+        sign = dataclasses.replace(sign, scope=part.scope(), explanation=said)
     return dataclasses.replace(sign, size=size, stderr=math.sqrt(gain.at(gain.n)[0]))
 
 
 def with_assumptions(
     verdict: Verdict, gain: MeanEstimate, folds: int | None, widening: float, limit: float = 0.0, pairs: int = 1
 ) -> Verdict:
-    """Say what the interval assumes: noise without skew, and the same training images, which folds share.
+    """Say what the interval assumes: noise without skew, and the same training data, which folds share.
 
-    Nadeau and Bengio (2003) account for shared training images: Var = s² (1/n + 1/(folds − 1)) instead of s²/n.
+    Nadeau and Bengio (2003) account for shared training data: Var = s² (1/n + 1/(folds − 1)) instead of s²/n.
     `limit` is the gain with which the verdict compares.  The mean of several `pairs` is hardly skewed, so it needs no
     warning.
     """
     unequal = " and the spreads of the two models differ by a factor of 3 or more"
     said = warn_of_skew(verdict, limit, unequal) if pairs == 1 else ""
     if folds is not None and gain.s2 and verdict.confidence is not None:
-        variance = gain.s2 * (1 / gain.n + 1 / (folds - 1))
-        half = float(half_width(variance, gain.df, (1 - verdict.confidence) / 2)) + widening
-        wider = with_interval(gain.mean, gain.mean - half, gain.mean + half, verdict.confidence, verdict.margin)
-        said += f" This holds for these training images, which the folds share; allowing for others: {wider}."
+        wider = math.sqrt(1 + gain.n / (folds - 1))
+        half = wider * float(gain.half(gain.n, (1 - verdict.confidence) / 2)) + widening
+        corrected = with_interval(gain.mean, gain.mean - half, gain.mean + half, verdict.confidence, verdict.margin)
+        said += f" This holds for these training data, which the folds share; allowing for others: {corrected}."
     return dataclasses.replace(verdict, explanation=verdict.explanation + said)
 
 
@@ -190,20 +209,6 @@ def _leave_open(size: Verdict) -> Verdict:
         by_margin=(),
         posterior=None,
     )
-
-
-def _of_part(part: GridPart, gain: MeanEstimate, sign: Verdict, alpha: float) -> Verdict:
-    """Add the verdict's scope: the pairs that it covers, and an interval for the whole grid, which decides nothing.
-
-    That interval errs with probability `alpha` on each side; parts don't share it, because it spends no α.
-    """
-    half = part.half_width_of_whole(gain.at(gain.n), sign.n, alpha)
-    scope, of_whole = part.scope(), "They may differ by any amount, so nothing is said of the whole grid."
-    if math.isfinite(half):
-        _, low, high, confidence = whole = IntervalEstimate.around(gain.mean, half, alpha)
-        scope = dataclasses.replace(scope, whole_low=low, whole_high=high, whole_confidence=confidence)
-        of_whole = f"Of the whole grid, as if these were drawn from it: {with_interval(*whole)}."
-    return dataclasses.replace(sign, scope=scope, explanation=f"{sign.explanation} {part.describe()} {of_whole}")
 
 
 def judge_gap(
@@ -245,7 +250,8 @@ def judge_gap(
         replicates_expected=gain.size.replicates_expected,
         posterior=None,
     )
-    used = measure_gain(proposed.among(range(gain.n)), baseline.among(range(gain.n)), claim.better, pairing)
+    one, other = (arm.among(range(gain.n)) for arm in (proposed, baseline))
+    used = measure_gain(one, other, claim.better, _pairing(pairing, rules), is_anytime=rules.is_anytime)
     return with_assumptions(verdict, used, folds, widening)
 
 
@@ -273,6 +279,7 @@ def _judge_size(
         paper_n=claim.n,
         test_sets=test_sets,
         slope=claim.slope,
+        is_anytime=rules.is_anytime,
     )
     verdict = judge_equivalence(
         gain.mean - claim.gain,
@@ -317,15 +324,14 @@ def judge_comparable(
     folds: int | None = None,
 ) -> Verdict:
     """Judge whether `proposed` is no worse than `baseline`; other arguments are as in `judge_gain`."""
-    looks = looks_of_plan(rules.looks, planned)
-    arms = at_last_look(proposed, baseline, analyses=rules.looks, planned=planned, pairing=pairing)
+    looks, paired = looks_of_plan(rules.looks, planned), _pairing(pairing, rules)
+    arms = at_last_look(proposed, baseline, analyses=rules.looks, planned=planned, pairing=paired)
     if isinstance(arms, Verdict):
         return arms
     ours, theirs = arms
-    n, gain = ours.n, measure_gain(ours, theirs, claim.better, pairing)
+    n, gain = ours.n, measure_gain(ours, theirs, claim.better, paired, is_anytime=rules.is_anytime)
     within, outside = (level(looks, n, alpha) for alpha in (rules.alpha_within, rules.alpha_outside / 2))
-    variance, df = gain.at(gain.n)
-    halves = [float(half_width(variance, df, alpha)) + widening for alpha in (within, outside)]
+    halves = [float(gain.half(gain.n, alpha)) + widening for alpha in (within, outside)]
     lower, upper = gain.mean - halves[0], gain.mean + halves[1]
 
     def decide(margin: float) -> tuple[Status, str]:
@@ -350,9 +356,8 @@ def judge_comparable(
         return status, reason
 
     def decides(replicates: Numbers, share: Numbers) -> Numbers:
-        variance, df = gain.at(replicates)
-        lower = gain.mean - half_width(variance, df, rules.alpha_within * share) - widening
-        upper = gain.mean + half_width(variance, df, rules.alpha_outside / 2 * share) + widening
+        lower = gain.mean - gain.half(replicates, rules.alpha_within * share) - widening
+        upper = gain.mean + gain.half(replicates, rules.alpha_outside / 2 * share) + widening
         return np.greater(lower, -claim.widest) | np.less(upper, -claim.widest)
 
     status, reason = decide(claim.margin)
@@ -360,6 +365,7 @@ def judge_comparable(
     if status is Status.UNRESOLVED and gain.s2 and not n_diverged:
         expected = expected_replicates(decides, n, looks)
     half, alpha = (halves[1], outside) if status is Status.REVERSED else (halves[0], within)
+    variance, df = gain.at(gain.n)
     interval = IntervalEstimate.around(gain.mean, half, alpha)
     verdict = Verdict(
         status=status,

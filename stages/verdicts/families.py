@@ -1,7 +1,11 @@
 """Judge families of comparisons: a table's mean gain, a paper's own counts, and ranges said to be noise.
 
-A table is summarised by the mean gain of its orders.  Each verdict on a sign has a false discovery rate within its
-paper: the expected share of wrong signs among those whose p-value is no larger (Benjamini and Hochberg 1995).
+A table is summarised by the mean gain of its orders, and judged once all of them have run.  Orders arrive one after
+another: judged after each, a table of nine that gains nothing would be called better in 8 % of cases instead of 1.7 %.
+And the orders that run first, the cheap ones, aren't drawn at random.
+
+Each verdict on a sign has a false discovery rate within its paper: the expected share of wrong signs among those whose
+p-value is no larger (Benjamini and Hochberg 1995).
 
 A paper may also say that k numbers, each from one training, differ only by their seeds.  It prints their range W, the
 largest minus the smallest.  If seeds have a standard deviation of σ, 95 of 100 ranges of k draws are below
@@ -86,7 +90,7 @@ class TableSentence:
 
 
 def judge_table(orders: Sequence[PrintedOrder], rules: Rules) -> TableSentence:
-    """Judge the mean gain of the orders with evidence by the side of 0 on which its interval lies."""
+    """Judge the mean gain by the side of 0 on which its interval lies; show it only, until every order has evidence."""
     measured = [order for order in orders if order.is_measured]
     ahead = sum((order.verdict.estimate or 0.0) > 0 for order in measured)
     none = f"None of {len(orders)} orders has enough replicates yet."
@@ -104,8 +108,9 @@ def judge_table(orders: Sequence[PrintedOrder], rules: Rules) -> TableSentence:
     gain, half = (float(number) for number in mean_gain(datasets, alpha))
     printed = fmean(order.printed for order in measured)
     status = Status.UNRESOLVED
-    if abs(gain) > half > 0 and printed:
+    if len(measured) == len(orders) and abs(gain) > half > 0 and printed:
         status = Status.SUPPORTED if gain * printed > 0 else Status.REVERSED
+    waits = ", because it is judged once all orders have run" if len(measured) < len(orders) else ""
     differences = measure_heterogeneity([order.verdict for order in measured])
     interval = IntervalEstimate.around(gain, half, alpha)
     where = f"{of} on {len(datasets)} data set{'s' if len(datasets) > 1 else ''}"
@@ -117,7 +122,7 @@ def judge_table(orders: Sequence[PrintedOrder], rules: Rules) -> TableSentence:
         nothing,
         status=status,
         text=f"Mean gain of {where} {with_interval(*interval)}, the paper's "
-        f"{signed(printed)}: {status}. {won} {differ}".rstrip(),
+        f"{signed(printed)}: {status}{waits}. {won} {differ}".rstrip(),
         gain=gain,
         low=interval.low,
         high=interval.high,

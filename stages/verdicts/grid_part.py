@@ -1,8 +1,8 @@
 """Gains over a grid of pairs: the scope of a verdict on part of a grid, and a test of equal gains at every level.
 
-If the pairs that ran are whole slices of the grid, such as every width with 5 and 8 layers, the verdict covers these.
-The rest enters an interval for the whole grid, factor by factor: with l of L levels run, Var = (1 − l/L) · s²/l, s²
-that of the levels' means (a finite population, Cochran 1977, ch. 2).  A factor whose levels all ran adds nothing.
+If the pairs that ran are whole slices of the grid, such as every width with 5 and 8 layers, the verdict covers these
+and nothing else.  Levels aren't drawn at random: the cheap ones, which are the narrowest and shallowest, run first, and
+gains may rise or fall towards the others.  So the levels that ran say nothing of the whole grid.
 
 The test compares the gains at all levels of a factor, such as all widths or all depths.
 
@@ -25,10 +25,8 @@ The means are those of the whole grid, so the claim is judged once, when every p
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
@@ -95,29 +93,6 @@ class GridPart:
         """True if the pairs are whole slices of the grid, so that a sentence can describe them."""
         return len(whole_slices(self.cells, self.planned)) == len(self.cells)
 
-    def half_width_of_whole(self, seeds: tuple[float, float], n: int, alpha: float) -> float:
-        """Return the half-width of an interval of the whole grid's gain that errs with probability alpha on each side.
-
-        Infinite if only one level of a factor ran.  `seeds`: (variance, df) of the mean over the pairs that ran.  Each
-        part has its own t (Banerjee 1960): one df for their sum (Welch–Satterthwaite) errs too often if a part has few.
-        """
-        parts = [seeds, *self._missing(n)]
-        return math.sqrt(sum(float(half_width(variance, df, alpha)) ** 2 if df else math.inf for variance, df in parts))
-
-    def _missing(self, n: int) -> list[tuple[float, float]]:
-        """Return (variance, df) of each factor with missing levels, and of pairs missing between levels that ran."""
-        gains = [fmean(one.among(range(n)).values) - fmean(other.among(range(n)).values) for one, other in self.pairs]
-        parts = []
-        for factor, levels in factors_of(self.planned).items():
-            means = [
-                fmean(gain for gain, cell in zip(gains, self.cells, strict=True) if cell[factor] == level)
-                for level in self._ran(factor)
-            ]
-            if len(means) < len(levels):
-                parts.append(_of_finite(means, len(levels)))
-        between = sum(all(cell[name] in self._ran(name) for name in self._factors) for cell in self.planned)
-        return [*parts, _of_finite(gains, between)] if len(gains) < between else parts
-
     @property
     def _factors(self) -> dict[str, tuple[Any, ...]]:
         return factors_of(self.planned)
@@ -145,13 +120,6 @@ class GridPart:
         every = " and ".join(f"every {name}" for name in self._factors if name != scope.factor) or "alone"
         ran, missing = _listed(scope.ran), _listed(scope.missing)
         return f"It is of {scope.factor} {ran} with {every}; {scope.factor} {missing} didn't run."
-
-
-def _of_finite(draws: Sequence[float], population: int) -> tuple[float, float]:
-    """Return (variance, df) of the mean of `population` minus that of `draws`; no df if the variance is unknown."""
-    if len(draws) < 2:
-        return math.nan, 0.0
-    return (1 - len(draws) / population) * float(variance_of(np.array(draws))) / len(draws), len(draws) - 1.0
 
 
 def _listed(levels: Sequence[Any]) -> str:

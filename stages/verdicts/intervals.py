@@ -129,9 +129,16 @@ class UnplannedLook(ValueError):
     """No analysis is planned at this number of replicates."""
 
 
+def spend_all(looks: Looks) -> bool:
+    """True if each of several analyses has all of α, because its interval holds at all of them (`rules.ANYTIME`)."""
+    return len(looks) > 1 and min(looks.values()) == 1
+
+
 def looks_from(looks: Looks, minimum: int) -> dict[int, float]:
     """Return the analyses with enough replicates; they also share what the earlier ones would have spent."""
     enough = {n: share for n, share in looks.items() if n >= minimum}
+    if spend_all(looks):
+        return enough
     return {n: share / sum(enough.values()) for n, share in enough.items()}
 
 
@@ -149,7 +156,7 @@ def looks_of_plan(looks: Looks, planned: int | None) -> dict[int, float]:
 
     {3: 0.2, 5: 0.4, 10: 0.4} is {3: 1/3, 5: 2/3} with a plan of 5 and {3: 0.2, 5: 0.4, 7: 0.4} with one of 7.
     """
-    if planned is None or planned >= max(looks, default=0):
+    if planned is None or planned >= max(looks, default=0) or spend_all(looks):
         return dict(looks)
     reached = {n: share for n, share in looks.items() if n <= planned}
     if reached:
@@ -243,8 +250,10 @@ def with_interval(estimate: float, low: float, high: float, confidence: float, m
     +0.214, 98 % interval +0.168 to +0.260
     """
     half, numbers = (high - low) / 2, (estimate, low, high)
+    if half == math.inf:
+        return f"{signed(estimate)}, no {in_percent(confidence)} interval yet"
     decimals = None
-    if 0 < half < math.inf:
+    if half > 0:
         fewest = max(0, 1 - math.floor(math.log10(half)))
         limits = (0.0,) if margin is None else (-margin, margin)
         ends = [(end, limit) for end in (low, high) for limit in limits if end != limit]

@@ -24,15 +24,16 @@ from statistics import fmean
 from typing import Literal
 
 import numpy as np
-import scipy
 
 from stages.rules import Rules
+from stages.verdicts import anytime
 from stages.verdicts.intervals import (
     NEVER,
     IntervalEstimate,
     Looks,
     Numbers,
     by_margin,
+    chance_below,
     chance_within,
     combine,
     complete_look,
@@ -82,17 +83,31 @@ def df_of_printed(n: float | None) -> float:
 class MeanEstimate:
     """A mean or a gain, with its variance as a function of n.
 
-    `s2` is the variance of one replicate (or pair), and `df` its degrees of freedom at `n` replicates.
+    `s2` is the variance of one replicate (or pair), and `df` its degrees of freedom at `n` replicates.  `is_anytime`:
+    intervals and p-values hold at any number of replicates; only for means of one sample.
     """
 
     mean: float
     s2: float
     df: float
     n: int
+    is_anytime: bool = False
 
     def at(self, n: Numbers) -> tuple[Numbers, Numbers]:
         """Return (variance, df) with n replicates per arm."""
         return self.s2 / n, self.df * (n - 1) / (self.n - 1)
+
+    def half(self, n: Numbers, alpha: Numbers) -> Numbers:
+        """Return the half-width, with n replicates, of the interval that errs with probability alpha on each side."""
+        if self.is_anytime:
+            return anytime.half_width(self.s2, n, 1 / n, alpha)
+        return half_width(*self.at(n), alpha)
+
+    def p_value(self, widening: float) -> float:
+        """Return the two-sided p-value against a mean of 0, or one that left-out rows can move to 0."""
+        variance, df = self.at(self.n)
+        t = max(abs(self.mean) - widening, 0.0) / math.sqrt(variance)
+        return anytime.p_value(t, self.n, 1 / self.n) if self.is_anytime else 2 * chance_below(-t, df)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +115,8 @@ class Spread:
     """Variance of D as a function of our number of replicates.
 
     `s2` is the variance of one replicate with `df` degrees of freedom, measured on `n` of ours.  `test_sets` is the
-    variance added if our test set isn't the paper's, 0 if both have the same images.  `slope` is as in `ValueClaim`.
+    variance added if our test set isn't the paper's, 0 if both have the same images.  `slope` is as in `ValueClaim`,
+    `is_anytime` as in `MeanEstimate`.
     """
 
     s2: float
@@ -110,6 +126,7 @@ class Spread:
     paper_n: float | None
     test_sets: float = 0.0
     slope: float = 0.0
+    is_anytime: bool = False
 
     def at(self, n: Numbers, end: float = 0.0) -> tuple[Numbers, Numbers]:
         """Return (variance, df) with n replicates, where df grow in proportion to n − 1.
@@ -123,6 +140,20 @@ class Spread:
         else:
             parts = [(self.s2 / n, df), (self.stderr**2 * scale, df_of_printed(self.paper_n))]
         return combine([*parts, (self.test_sets, np.inf)])
+
+    def half(self, n: Numbers, alpha: Numbers, end: float = 0.0) -> Numbers:
+        """Return the half-width, with n replicates, of the interval that errs with probability alpha on each side.
+
+        At any time, other errors than those of the runs have half of alpha: they are the same at all numbers of runs.
+        """
+        if not self.is_anytime:
+            return half_width(*self.at(n, end), alpha)
+        scale, stderr = (1 + end * self.slope) ** 2, self.stderr or 0.0
+        others = [(stderr**2 * scale, df_of_printed(self.paper_n)), (self.test_sets, np.inf)]
+        factor = 1 / n + (scale / (self.paper_n or 1) if self.stderr is None else 0.0)
+        if not stderr and not self.test_sets:
+            return anytime.half_width(self.s2, n, factor, alpha)
+        return anytime.half_width(self.s2, n, factor, alpha / 2) + half_width(*combine(others), alpha / 2)
 
 
 def judge_value(
@@ -152,7 +183,14 @@ def judge_value(
     (used,) = found
     mean, s2, ran = fmean(used.values), float(variance_of(np.array(used.values))), len(used.values)
     spread = Spread(
-        s2=s2, df=ran - 1, n=ran, stderr=claim.stderr, paper_n=claim.n, test_sets=test_sets, slope=claim.slope
+        s2=s2,
+        df=ran - 1,
+        n=ran,
+        stderr=claim.stderr,
+        paper_n=claim.n,
+        test_sets=test_sets,
+        slope=claim.slope,
+        is_anytime=rules.is_anytime,
     )
     verdict = judge_equivalence(
         mean - claim.value,
@@ -197,8 +235,7 @@ def judge_equivalence(
     side = 1.0 if difference > 0 else -1.0
 
     def half(by: float, replicates: Numbers, alpha: Numbers, end: float) -> Numbers:
-        variance, df = (spread if spread_at is None or by == margin else spread_at(by)).at(replicates, end)
-        return half_width(variance, df, alpha) + widening
+        return (spread if spread_at is None or by == margin else spread_at(by)).half(replicates, alpha, end) + widening
 
     def farthest(by: float, replicates: Numbers, alpha: Numbers) -> Numbers:
         return np.maximum(*(end * difference + half(by, replicates, alpha, end) for end in (1.0, -1.0)))
@@ -377,12 +414,11 @@ def decide_sign(
     An `obstacle` is why neither side can be decided although the interval excludes 0; empty if there is none.
     """
     mean, alpha = found.mean, level(looks, n, rules.alpha_outside / 2)
-    variance, df = found.at(found.n)
-    half, expected = float(half_width(variance, df, alpha)) + widening, None
+    half, expected = float(found.half(found.n, alpha)) + widening, None
     side, claimed = (words[0 if is_positive else 1] for is_positive in (mean > 0, is_positive_claimed))
 
     def decides(replicates: Numbers, share: Numbers) -> Numbers:
-        return np.abs(mean) > half_width(*found.at(replicates), rules.alpha_outside / 2 * share) + widening
+        return np.abs(mean) > found.half(replicates, rules.alpha_outside / 2 * share) + widening
 
     status = Status.UNRESOLVED
     if not found.s2:
@@ -397,7 +433,8 @@ def decide_sign(
     else:
         status, reason = Status.REVERSED, f"{side}, not {claimed} as claimed"
     interval = IntervalEstimate.around(mean, half, alpha)
-    p = float(2 * scipy.special.stdtr(df, -max(abs(mean) - widening, 0.0) / np.sqrt(variance))) if variance else None
+    variance, df = found.at(found.n)
+    certainty = chance_below(max(abs(mean) - widening, 0.0) / math.sqrt(variance), df) if variance else None
     return Verdict(
         status=status,
         explanation=f"{with_interval(*interval)}: {reason}",
@@ -405,8 +442,8 @@ def decide_sign(
         n=n,
         n_diverged=n_diverged,
         replicates_expected=expected,
-        p_value=p,
-        posterior=None if p is None else 1 - p / 2 if side == claimed else p / 2,
+        p_value=found.p_value(widening) if found.s2 else None,
+        posterior=certainty if certainty is None or side == claimed else 1 - certainty,
         spread=math.sqrt(found.s2),
         share=looks[n],
     )

@@ -125,9 +125,7 @@ class Scope:
     """Part of a grid that a verdict covers: `pairs` of `planned_pairs`, which is None if results determine the pairs.
 
     If the pairs are whole slices, `factor` names the factor with missing levels; `ran` and `missing` list its levels.
-    `whole_low` to `whole_high` is the interval of the whole grid's gain at `whole_confidence`, as if these levels were
-    drawn from it; it decides nothing.  `models` of the grid's `planned_models` ran; both are None unless results
-    determine the pairs.
+    `models` of the grid's `planned_models` ran; both are None unless results determine the pairs.
     """
 
     pairs: int
@@ -135,9 +133,6 @@ class Scope:
     factor: str | None = None
     ran: tuple[Any, ...] = ()
     missing: tuple[Any, ...] = ()
-    whole_low: float | None = None
-    whole_high: float | None = None
-    whole_confidence: float | None = None
     models: int | None = None
     planned_models: int | None = None
 
@@ -183,3 +178,9 @@ class Verdict:
     scope: Scope | None = None
     by_margin: tuple[Stretch, ...] = ()
     posterior: float | None = None
+
+    @property
+    def ends(self) -> dict[str, float | None]:
+        """`low` and `high` for JSON, which has no infinity: None if there is no finite interval."""
+        is_finite = self.low is not None and math.isfinite(self.low)
+        return {"low": self.low, "high": self.high} if is_finite else {"low": None, "high": None}

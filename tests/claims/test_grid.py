@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy
 
+from stages.claims.lines import Kind
 from stages.claims.trials import NotMeasured, count_failed
 from stages.runs.evidence import EvidenceLine, Measurement, ResultLine, read_lines
 from stages.verdicts import Status
@@ -36,7 +37,7 @@ def test_gain_is_the_mean_over_pairs_with_results() -> None:
     assert gain.verdict.status is Status.SUPPORTED
     assert gain.verdict.size is not None and gain.verdict.size.status is Status.INCONCLUSIVE, "28 pairs are missing"
     assert "It is of depth 5 with every width; depth 6, 8, 11 and 16 didn't run." in gain.verdict.explanation
-    assert gain.verdict.explanation.endswith("nothing is said of the whole grid. Over 7 of 35 pairs of the grid.")
+    assert gain.verdict.explanation.endswith("so the whole grid isn't judged. Over 7 of 35 pairs of the grid.")
     assert len(gain.entries) == 2 * 7 * 5
 
 
@@ -179,6 +180,16 @@ def test_two_depths_leave_a_uniform_gain_open_and_show_every_width() -> None:
         gains.append(means["baseline"] - means["proposed"])
     f = float(np.var(gains, ddof=1)) / variance
     assert scipy.stats.ncf.sf(f, 6, 6, 12 / 7 * 0.0625**2 / variance) == pytest.approx(0.11, abs=0.005)
+
+
+@pytest.mark.parametrize("kind", ["gap", "equivalence", "value", "observed", "noise"])
+def test_mean_over_a_grid_waits_for_every_model(kind: Kind) -> None:
+    """Only orders and sizes of a gain are judged on whole slices."""
+    base = None if kind in ("value", "observed", "noise") else claims()[GAIN].baseline_arm
+    claim = dataclasses.replace(claims()[GAIN], kind=kind, baseline_arm=base, trials=4)
+    (judged,) = judge(claim, entered=trials(results("dac-sgemm", grid(0.25), metric="selected_log_mse")))
+    assert judged.verdict.status is Status.NOT_TESTED and judged.ours is None
+    assert judged.verdict.explanation.endswith("only of 7 of the grid's 35 models; it is judged once all have run.")
 
 
 def test_uniform_gain_needs_complete_slices() -> None:

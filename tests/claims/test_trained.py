@@ -165,7 +165,7 @@ def test_lowest_fold_mean_over_epochs_is_compared_by_fold() -> None:
     assert [entry.value for entry in base.entries] == sorted(entry.value or 0 for entry in base.entries)
     assert (order.verdict.status, order.verdict.n) == (Status.SUPPORTED, 5)
     assert "shared folds" in order.verdict.explanation
-    assert "for these training images, which the folds share; allowing for others: +" in order.verdict.explanation
+    assert "for these training data, which the folds share; allowing for others: +" in order.verdict.explanation
     assert order.verdict.high is not None and order.verdict.high - (order.ours or 0) < 0.001, "offsets cancel"
 
 

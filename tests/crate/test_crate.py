@@ -1,4 +1,4 @@
-"""`claimcheck crate`, read by third-party programs: RO-Crate's validator, and rdflib with SPARQL."""
+"""`claimcheck export crate`, read by third-party programs: RO-Crate's validator, and rdflib with SPARQL."""
 
 import hashlib
 import json
@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from stages.results import ClaimFilter, list_judged, open_results
-from stages.upkeep.crate import PROFILE, CrateError, write_crate
+from stages.upkeep.crate import PROFILE, write_crate
+from stages.upkeep.exporting import ExportError
 from tests.project import REPOSITORY
 
 HERE = Path(__file__).parent
@@ -68,8 +69,8 @@ def digest(folder: Path) -> str:
 def test_same_files_give_the_same_bytes(clone: Path, crate: Path, tmp_path: Path) -> None:
     written = write_crate(clone, tmp_path / "again")
     assert digest(tmp_path / "again") == digest(crate)
-    assert (written.trainings, written.verdicts) == (trainings(), len(claims()))
-    with pytest.raises(CrateError, match="again exists already"):
+    assert written.counts == {"trainings": trainings(), "verdicts": len(claims())}
+    with pytest.raises(ExportError, match="again exists already"):
         write_crate(clone, tmp_path / "again")
 
 

@@ -147,7 +147,10 @@ DECLARATIONS: Mapping[str, tuple[dict[str, object], str]] = {
     "test count": ({"test": 199}, "tiny, test: 200 images; params.yaml declares 199"),
     "shape": ({"shape": (3, 28, 28)}, r"images are \(3, 32, 32\); params.yaml declares \(3, 28, 28\)"),
     "classes": ({"classes": 100}, "10 class names; params.yaml declares 100"),
-    "reader": ({"reader": "cifar-10"}, "reader is 'cifar-10'; known: cifar10, cifar100, folder, imagenette"),
+    "reader": (
+        {"reader": "cifar-10"},
+        r"reader is 'cifar-10' \(did you mean cifar10\?\); known: cifar10, cifar100, folder, huggingface",
+    ),
 }
 
 
@@ -166,7 +169,7 @@ def test_raw_file_changed_after_fetch_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "downloads/tiny/MNIST/raw/train-images-idx3-ubyte.gz"
     path.write_bytes(b"other")
     with pytest.raises(
-        ChecksumMismatch, match=r"changed since it was fetched; run `python -m stages.fetch tiny` again"
+        ChecksumMismatch, match=r"changed since it was fetched; run `claimcheck stage fetch tiny` again"
     ):
         prepare(dataset.source, manifest, tmp_path, tmp_path / "packed")
     path.unlink()
@@ -181,7 +184,7 @@ def test_bad_manifest_explains_how_to_recreate_it(tmp_path: Path, text: str | No
     path = tmp_path / "tiny.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(DatasetError, match=f"{message}.*; `python -m stages.fetch tiny` writes it"):
+    with pytest.raises(DatasetError, match=f"{message}.*; `claimcheck stage fetch tiny` writes it"):
         read_manifest(path)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stages import fetch, preprocess
+from stages import cli, fetch, preprocess
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource, SourceFile
@@ -31,6 +31,10 @@ def mine(*, archive: bool = False, sha256: str | None = None) -> DatasetSource:
 
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def advice(content: bytes) -> str:
+    return f"fetch: declare `sha256: {sha256(content)}` of {NAME}, or it decides no claim"
 
 
 def put(path: Path, content: bytes) -> Path:
@@ -68,12 +72,13 @@ def test_replaced_file_is_detected_and_used_once_accepted(work: Path, capsys: py
     (said,) = capsys.readouterr().err.splitlines()
     assert said == (
         f"fetch: data/downloads/mine/{NAME}: sha256 was {sha256(OLD)} (100 bytes) when it was fetched, is "
-        f"{sha256(NEW)} (100 bytes) now. If the new file is meant: `python -m stages.fetch mine --accept`, then "
+        f"{sha256(NEW)} (100 bytes) now. If the new file is meant: `claimcheck stage fetch mine --accept`, then "
         "`dvc repro -f -s fetch@mine` and `dvc repro`. Else put the old one back"
     )
     assert path.read_bytes() == NEW and digest_in_manifest() == sha256(OLD)
     assert preprocess.main(["mine"]) == 1, "the raw file doesn't match the manifest"
-    assert fetch.main(["mine", "--accept"]) == 0
+    printed = said.partition("`claimcheck ")[2].partition("`")[0]
+    assert fetch.main(cli.build_parser()[0].parse_args(printed.split()).arguments) == 0
     assert digest_in_manifest() == sha256(NEW)
     assert fetch.main(["mine"]) == 0 and preprocess.main(["mine"]) == 0
     assert packed_digest() != before
@@ -88,7 +93,7 @@ def test_printed_remedy_works_with_real_dvc(work: Path) -> None:
     path = put(Path("data/downloads/mine") / NAME, OLD)
 
     def run(command: str) -> int:
-        words = [sys.executable, "-m", *command.removeprefix("python -m ").split()]
+        words = [sys.executable, "-m", *command.replace("claimcheck", "stages.cli").split()]
         found = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return subprocess.run(words, env=os.environ | {"PATH": found}, check=False, capture_output=True).returncode
 
@@ -98,7 +103,7 @@ def test_printed_remedy_works_with_real_dvc(work: Path) -> None:
     before = packed_digest()
     path.write_bytes(NEW)
     assert run("dvc repro -f -s fetch@mine") != 0
-    assert run("python -m stages.fetch mine --accept") == 0
+    assert run("claimcheck stage fetch mine --accept") == 0
     assert run("dvc repro -f -s fetch@mine") == 0
     assert run("dvc repro preprocess@mine") == 0
     assert digest_in_manifest() == sha256(NEW) and packed_digest() != before
@@ -129,15 +134,16 @@ def test_file_replaced_in_the_mirror_is_reported_and_used_once_accepted(tmp_path
     assert manifest.files[0].sha256 == sha256(OLD)
     assert said == [
         f"fetch: not used: {theirs}: sha256 was {sha256(OLD)} (100 bytes) when it was fetched, is {sha256(NEW)} "
-        "(100 bytes) now. If the new file is meant: `python -m stages.fetch mine --accept`, then "
-        "`dvc repro -f -s fetch@mine` and `dvc repro`."
+        "(100 bytes) now. If the new file is meant: `claimcheck stage fetch mine --accept`, then "
+        "`dvc repro -f -s fetch@mine` and `dvc repro`.",
+        advice(OLD),
     ]
     manifest = fetch_dataset("mine", mine(), tmp_path, tmp_path / "mirror", said.append, accept=True)
     assert manifest.files[0].sha256 == sha256(NEW)
     assert (tmp_path / "downloads/mine" / NAME).read_bytes() == NEW
     said.clear()
     assert fetch_dataset("mine", mine(), tmp_path, tmp_path / "mirror", said.append) == manifest
-    assert said == []
+    assert said == [advice(NEW)]
 
 
 @pytest.mark.parametrize("place", ["downloads", "mirror"])
@@ -155,12 +161,12 @@ def test_replaced_archive_is_detected_after_extraction(tmp_path: Path, place: st
             fetch_dataset("mine", source, tmp_path, tmp_path / "mirror", said.append)
     else:
         assert fetch_dataset("mine", source, tmp_path, tmp_path / "mirror", said.append) == first
-        assert len(said) == 1 and "not used" in said[0] and sha256(new) in said[0]
+        assert said[1:] == [advice(OLD)] and "not used" in said[0] and sha256(new) in said[0]
     manifest = fetch_dataset("mine", source, tmp_path, tmp_path / "mirror", said.append, accept=True)
     assert manifest.files[0].sha256 == sha256(NEW)
     said.clear()
     assert fetch_dataset("mine", source, tmp_path, tmp_path / "mirror", said.append) == manifest
-    assert said == []
+    assert said == [advice(NEW)]
 
 
 def test_replaced_file_with_a_digest_in_params_explains_where_to_change_it(tmp_path: Path) -> None:

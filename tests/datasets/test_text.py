@@ -65,6 +65,16 @@ def test_invalid_text_is_reported(tmp_path: Path, content: bytes, message: str) 
         pack(tmp_path, content, 1, 1)
 
 
+def test_second_file_of_a_text_is_refused_not_left_out(tmp_path: Path) -> None:
+    source = declare_text(19, 3)
+    (tmp_path / "downloads/mine").mkdir(parents=True)
+    for name in ("mine.txt", "test.txt"):
+        (tmp_path / "downloads/mine" / name).write_text("Grüße, 21 characters", encoding="utf-8")
+    source = dataclasses.replace(source, files=(*source.files, SourceFile(name="test.txt")))
+    with pytest.raises(DatasetError, match="2 files; a text is one"):
+        prepare(source, fetch_dataset("mine", source, tmp_path, None, str), tmp_path, tmp_path / "packed")
+
+
 def test_digest_changes_with_tokens_split_and_window() -> None:
     def tokens(text: bytes) -> TokenSet:
         return TokenSet(np.frombuffer(text, dtype=np.uint8).astype(np.uint16))

@@ -204,7 +204,7 @@ def test_executable_address_is_not_linked(own_root: Path) -> None:
 @pytest.mark.filterwarnings("ignore:ConjunctiveGraph:DeprecationWarning")
 @pytest.mark.parametrize(("address", "rows"), [("/?dataset=mnist", 10), ("/experiments/ninformer-mnist", 4)])
 def test_results_are_croissant_data_sets_with_readable_tables(
-    client: TestClient, address: str, rows: int, tmp_path: Path
+    client: TestClient, address: str, rows: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     described = linked_data(client, address)
     (table,) = described["distribution"]
@@ -212,7 +212,8 @@ def test_results_are_croissant_data_sets_with_readable_tables(
     table["contentUrl"] = table["@id"]  # the test client has no port
     (tmp_path / "croissant.json").write_text(json.dumps(described))
     read = mlcroissant.Dataset(tmp_path / "croissant.json")
-    assert not read.metadata.ctx.issues.errors
+    assert not read.metadata.ctx.issues.errors and "@context` is not standard" not in caplog.text
+    assert read.metadata.ctx.is_v1_1()
     (name,) = [one.id for one in read.metadata.record_sets]
     found = list(read.records(name))
     assert len(found) >= rows and all(len(row) == len(described["recordSet"][0]["field"]) for row in found)

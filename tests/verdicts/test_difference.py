@@ -43,7 +43,7 @@ def test_folds_show_nadeau_and_bengios_corrected_interval() -> None:
     assert half / (plain.high - plain.estimate) == pytest.approx(1.5) and plain.share == pytest.approx(2 / 3)
     wider = f"+{plain.estimate - half:.4f} to +{plain.estimate + half:.4f}"
     assert shown.explanation.endswith(
-        " This holds for these training images, which the folds share; allowing for others: +0.0212, "
+        " This holds for these training data, which the folds share; allowing for others: +0.0212, "
         f"96.7 % interval {wider}."
     )
     gap = judge_gap(CLAIM, Sample.of(DAC), Sample.of(BASE), rules=RULES, pairing="fold", planned=5, folds=5)

@@ -14,7 +14,7 @@ from stages.verdicts.intervals import signed, with_interval
         ((-0.0025, -0.00881, 0.00381, 0.95), "−0.0025, 95 % interval −0.0088 to +0.0038"),
         ((120.0, 80.0, 160.0, 0.975), "+120, 97.5 % interval +80 to +160"),
         ((0.5, 0.5, 0.5, 0.95), "+0.5, 95 % interval +0.5 to +0.5"),
-        ((0.5, -math.inf, math.inf, 0.95), "+0.5, 95 % interval −inf to +inf"),
+        ((0.5, -math.inf, math.inf, 0.95), "+0.5, no 95 % interval yet"),
         ((0.5, 0.0004, 0.9996, 0.98), "+0.5000, 98 % interval +0.0004 to +0.9996"),  # distinguishable from no gain
         ((-0.25, -0.4996, -0.0004, 0.98), "−0.2500, 98 % interval −0.4996 to −0.0004"),
         ((0.5, 0.0, 1.0, 0.98), "+0.50, 98 % interval +0.00 to +1.00"),

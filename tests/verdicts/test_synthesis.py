@@ -85,11 +85,12 @@ def test_sentences_state_direction_and_count() -> None:
 def test_orders_without_evidence_are_omitted_and_mentioned() -> None:
     found = table(0.010, None, 0.012, 0.009)
     assert found.text.startswith("Mean gain of 3 of 4 orders on 1 data set +0.0103")
-    assert found.tested == 3
+    assert found.tested == 3 and found.status is Status.UNRESOLVED, "it is judged once"
+    assert "+0.004: unresolved, because it is judged once all orders have run. 3 of 3 ahead." in found.text
     nothing = table(None, None)
     assert (nothing.status, nothing.text) == (Status.NOT_TESTED, "None of 2 orders has enough replicates yet.")
     alone = table(0.01, None)
-    assert (alone.status, alone.tau) == (Status.SUPPORTED, None) and alone.text.endswith("1 of 1 ahead.")
+    assert (alone.status, alone.tau) == (Status.UNRESOLVED, None) and alone.text.endswith("1 of 1 ahead.")
     apart = [order(0.01), order(0.01, turn=1)]
     apart[1].gains.clear()  # type: ignore[attr-defined]
     nothing = judge_table(apart, RULES)
@@ -119,3 +120,11 @@ def test_table_errs_at_its_level_unlike_independent_orders(shared: float, old_er
     mean, half, old = simulate(np.zeros(16), np.ones(16), shared)
     assert np.mean(np.abs(mean) > half) <= above(SHARE, TRIALS)
     assert np.mean(np.abs(mean) > old) == pytest.approx(old_errs, abs=0.02)
+
+
+def test_table_judged_after_every_order_would_err_far_beyond_its_level() -> None:
+    """Nine orders on one data set without any gain arrive one after another, as the cheap ones do first."""
+    noise = np.random.default_rng(0).normal(0, 1, (TRIALS, 9, FOLDS))
+    ahead = [gain > half for gain, half in (mean_gain([noise[:, :ran]], SHARE / 2) for ran in range(1, 10))]
+    assert np.mean(ahead[-1]) <= above(SHARE / 2, TRIALS)
+    assert np.mean(np.any(ahead, axis=0)) > 4 * SHARE / 2

@@ -37,7 +37,7 @@ from stages.claims.trials import (
 )
 from stages.papers.finding import Finding
 from stages.params.experiment import ExperimentParams, Params
-from stages.rules import Rules
+from stages.rules import ANYTIME, Rules
 from stages.verdicts import (
     Design,
     EvidenceLevel,
@@ -49,7 +49,8 @@ from stages.verdicts import (
     power_of_value,
     weigh_gap,
 )
-from stages.verdicts.intervals import OF_WHOLE_GRID, Looks, complete_look, looks_of_numbers, looks_of_plan
+from stages.verdicts.anytime import explain_anytime
+from stages.verdicts.intervals import OF_WHOLE_GRID, Looks, looks_of_numbers, looks_of_plan
 from stages.verdicts.power import Source, power_of_nearness
 
 VerdictAndOurs = tuple[Verdict, float | None]
@@ -232,8 +233,11 @@ class TrainedKind(Kind):
         """Judge the claim by the results of `group`.
 
         Raises:
-            NotMeasured: the results lack the metric.
+            NotMeasured: the results lack the metric, or a mean over several models lacks some of them.
         """
+        ran, planned = len(pairs.proposed), pairs.planned
+        if ran < planned and not self.claim.facts.over_pairs:
+            raise NotMeasured(f"only of {ran} of the grid's {planned} models; it is judged once all have run")
         sides = gather_samples(self.claim, pairs, group, self.rules)
         if group.evidence_level is EvidenceLevel.INDICATES and not self.claim.facts.is_order:
             verdict, ours = not_tested(why_it_indicates(group)), None
@@ -243,10 +247,10 @@ class TrainedKind(Kind):
         return dataclasses.replace(self.by_results(verdict, sides, params), ours=ours, arms=arms)
 
     def judge_labs(self, facts: Facts) -> Judgement | None:
-        """Judge the claim by the means of the labs that completed the plan, in the order in which they did.
+        """Judge the claim by the means of the labs that completed the plan, by an interval for any number of labs.
 
-        Labs with the same seeds count once, because their means differ too little; a lab that waits for the next
-        analysis doesn't count yet.  Returns None if the claim can't be judged so, or no lab has completed the plan.
+        Nobody plans how many labs come, or when.  Labs with the same seeds count once, because their means differ too
+        little.  Returns None if the claim can't be judged so, or no lab has completed the plan.
         """
         claim, found, labs, seeds = self.claim, list[ClaimSamples](), list[ClaimSamples](), set[int]()
         groups = [group for group in facts.groups_of(claim) if group.evidence_level is EvidenceLevel.DECIDES]
@@ -275,9 +279,12 @@ class TrainedKind(Kind):
             if seeds.isdisjoint(own_seeds):
                 labs.append(lab_samples)
                 seeds |= own_seeds
-        analyses = looks_of_numbers(self.rules) if self.is_number else self.rules.looks
-        sides = pool_labs(labs[: complete_look(range(len(labs)), analyses)], claim)
-        verdict, ours = self.decide(sides, facts.params)
+        sides = pool_labs(labs, claim)
+        verdict, ours = type(self)(claim, dataclasses.replace(self.rules, looks=ANYTIME)).decide(sides, facts.params)
+        verdict = explain_anytime(verdict, "labs")
+        if sides.group.experiment.printed.split.kind == "folds":
+            said = f"{verdict.explanation} It holds for these training data, which the labs share."
+            verdict = dataclasses.replace(verdict, explanation=said)
         return dataclasses.replace(self.by_results(verdict, sides, facts.params), ours=ours)
 
     def by_results(self, verdict: Verdict, sides: ClaimSamples, params: Params) -> Judgement:

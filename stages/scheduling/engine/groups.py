@@ -122,7 +122,7 @@ def network_of(spec: RunSpec) -> str:
 def is_worth_stacking(spec: RunSpec, rows: int) -> bool:
     """Return True if the run is faster in a stack, even alone in it; `rows` is the number of training rows."""
     protocol = spec.protocol
-    is_plain = protocol.precision in ("float32", "tf32") and not protocol.compile
+    is_plain = protocol.precision in ("float32", "tf32") and not (protocol.compile or protocol.has_options)
     has_known_parts = protocol.optimizer.name in ("adam", "adamw") and protocol.split.kind != "folds"
     is_narrow = spec.model.path in STACKED and spec.model.arguments.get("width", math.inf) <= WIDEST
     if not (is_plain and has_known_parts and is_narrow):

@@ -1,0 +1,169 @@
+"""Writes our scores as records of Every Eval Ever 0.3, one file per model, as its datastore lays them out.
+
+Only full-length results on real data are written.  The standard error in a record's `uncertainty` is that of sampling
+for accuracies, and otherwise that between runs, as its `method` says; `details` has both, next to their numbers of
+samples and runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from stages.results import (
+    METRICS,
+    ArmComparison,
+    Checkpoint,
+    Dataset,
+    ExperimentComparison,
+    MetricInfo,
+    Paper,
+    Result,
+    compare,
+)
+from stages.upkeep.exporting import Exported, ExportError, name_author, read_citation, require_new, sampling_error
+
+SCHEMA = "0.3.0"
+COLLECTION = DEVELOPER = "claimcheck"
+
+
+def write_records(session: Session, root: Path, folder: Path, experiments: Collection[str]) -> Exported:
+    """Write `data/claimcheck/claimcheck/<experiment>.<arm>/<uuid>.json` below `folder` for these experiments.
+
+    Raises:
+        ExportError: the folder exists, `CITATION.cff` doesn't, or there is no full-length result.
+    """
+    require_new(folder)
+    about = read_citation(root)
+    scored: dict[tuple[str, str], list[tuple[ExperimentComparison, ArmComparison]]] = defaultdict(list)
+    shortened = set()
+    for metric in (info.name for info in METRICS.values() if info.split == "test"):
+        for comparison in compare(session, metric=metric):
+            if comparison.experiment not in experiments or metric not in comparison.printed_metrics:
+                continue
+            for arm in (arm for arm in comparison.arms if arm.ours):
+                if arm.no_difference:
+                    shortened.add((comparison.experiment, arm.arm))
+                else:
+                    scored[comparison.experiment, arm.arm].append((comparison, arm))
+    if not scored:
+        raise ExportError(
+            "no full-length result on real data; `claimcheck profile paper` makes the next repro train them"
+        )
+    for (experiment, name), scores in scored.items():
+        record = _record(session, about, f"{DEVELOPER}/{experiment}.{name}", scores)
+        text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)
+        unique = uuid.UUID(bytes=hashlib.sha256(text.encode()).digest()[:16], version=4)
+        path = folder / "data" / COLLECTION / record["model_info"]["id"] / f"{unique}.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    counts = {"models": len(scored), "scores": sum(map(len, scored.values()))}
+    notes = [f"{len(shortened)} models left out: they have only shortened runs"] if shortened else []
+    return Exported(folder=folder, counts=counts, notes=notes)
+
+
+def _record(
+    session: Session, about: dict[str, Any], model: str, scores: list[tuple[ExperimentComparison, ArmComparison]]
+) -> dict[str, Any]:
+    comparison, arm = scores[0]
+    dataset, paper = session.get_one(Dataset, comparison.dataset), session.get_one(Paper, comparison.paper)
+    published = _published(session, (key for _, arm in scores for key in arm.run_keys))
+    released = select(Checkpoint.id).where(Checkpoint.id.in_(arm.checkpoints), Checkpoint.dtype.is_not(None))
+    source = {"dataset_name": dataset.title, "source_type": "url", "url": [dataset.homepage]}
+    return {
+        "schema_version": SCHEMA,
+        "evaluation_id": f"{COLLECTION}/{model}/{published}",
+        "retrieved_timestamp": published,
+        "source_metadata": {
+            "source_name": "Claimcheck",
+            "source_type": "evaluation_run",
+            "source_organization_name": ", ".join(map(name_author, about["authors"])),
+            "evaluator_relationship": "other",
+            "additional_details": {"relationship": "trained and evaluated without the paper's authors"},
+        },
+        "eval_library": {"name": "claimcheck", "version": version("claimcheck")},
+        "model_info": {
+            "name": arm.title,
+            "id": model,
+            "developer": DEVELOPER,
+            "additional_details": {
+                "deployment_type": "self_deployed",
+                "model_availability": "open_weights" if session.scalar(released) else "closed_weights",
+                "paper": paper.title,
+                "role": arm.role,
+            },
+        },
+        "evaluation_results": [
+            {
+                "evaluation_result_id": f"{model}/{comparison.metric.name}",
+                "evaluation_name": comparison.title,
+                "source_data": source,
+                "metric_config": _metric(comparison.metric),
+                "score_details": _score(comparison, arm),
+            }
+            for comparison, arm in scores
+        ],
+    }
+
+
+def _published(session: Session, run_keys: Iterable[str]) -> str:
+    """Return when the newest of these runs was published, in seconds since 1970; now, if none is."""
+    origins = session.scalars(select(Result.origin).where(Result.run_key.in_([*run_keys])))
+    times = [datetime.fromisoformat(origin["published"]).timestamp() for origin in origins if origin]
+    return f"{max(times, default=time.time()):.0f}"
+
+
+def _metric(metric: MetricInfo) -> dict[str, Any]:
+    is_log, is_share = "log_" in metric.name, metric.unit == "fraction"
+    return {
+        "metric_id": metric.name,
+        "metric_name": metric.title,
+        "metric_unit": "proportion" if is_share else metric.unit or "squared target",
+        "lower_is_better": metric.better == "lower",
+        "score_type": "continuous",
+        "min_score": "-Infinity" if is_log else 0.0,
+        "max_score": 1.0 if is_share else "Infinity",
+    }
+
+
+def _score(comparison: ExperimentComparison, arm: ArmComparison) -> dict[str, Any]:
+    ours, printed = arm.ours, arm.printed
+    assert ours is not None, "the caller leaves out models without scores"
+    sampling = sampling_error(ours.value, ours.population.n_test) if ours.population else None
+    between = f"standard deviation over {ours.n} training runs / sqrt({ours.n})"
+    interval_method = f"Student's t over {ours.n} training runs"
+    if comparison.metric.of_arm:
+        between, interval_method = f"the paper's own, over {ours.n} folds", f"jackknife over {ours.n} folds"
+    uncertainty: dict[str, Any] = {}
+    if sampling is not None:
+        uncertainty = {"standard_error": {"value": sampling, "method": "analytic"}, "num_samples": ours.n_test}
+    elif ours.stderr is not None:
+        uncertainty = {"standard_error": {"value": ours.stderr, "method": between}, "num_samples": ours.n}
+    if ours.low is not None:
+        interval = {"lower": ours.low, "upper": ours.high, "confidence_level": 0.95, "method": interval_method}
+        uncertainty["confidence_interval"] = interval
+    verdicts = [f"{one.claim}: {one.status}" for one in arm.verdicts if one.metric == comparison.metric.name]
+    details = {
+        "training_runs": ours.n,
+        "diverged_runs": ours.n_diverged,
+        "run_to_run_standard_error": ours.stderr,
+        "test_samples": ours.n_test,
+        "sampling_standard_error": sampling,
+        "fidelity": comparison.label,
+        "printed": printed and f"{printed.value:g}{f' ± {printed.stderr:g}' if printed.stderr is not None else ''}",
+        "verdicts": "; ".join(verdicts) or None,
+        "run_keys": " ".join(arm.run_keys),
+    }
+    texts = {name: str(value) for name, value in details.items() if value is not None}
+    return {"score": ours.value, "uncertainty": uncertainty, "details": texts}

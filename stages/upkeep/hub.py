@@ -1,0 +1,185 @@
+"""Writes each released model as a repository of the Hugging Face Hub: weights, a model card, and `.eval_results`.
+
+A card's `model-index` and the Hub's newer `.eval_results/*.yaml` name a data set of the Hub, so a model that was
+trained on another one has neither.  Both give the accuracy of the released weights, on the whole test set; n and the
+two standard errors, of sampling and between training runs, stand in the notes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import yaml
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from stages.results import (
+    ArmRow,
+    Checkpoint,
+    Dataset,
+    Estimate,
+    ExperimentRow,
+    Paper,
+    compare,
+    fidelity_of,
+)
+from stages.upkeep.exporting import Exported, ExportError, require_new, require_package, sampling_error
+
+ON_THE_HUB = {"mnist": "ylecun/mnist", "cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
+"""The Hub's name of a data set."""
+_TASK = "image-classification"
+_TERMS = """\
+The code is under Apache-2.0; the terms of the data set hold for the weights, too: see [NOTICE](NOTICE)."""
+_LICENCE = {"license": "other", "license_name": "apache-2.0-with-terms-of-the-data", "license_link": "NOTICE"}
+_BODY = """\
+# {title}
+
+A {role} model of *{paper}*, trained on {dataset} to check a printed number.
+
+**How faithful:** {fidelity}.
+
+| quantity | test accuracy |
+|---|--:|
+| these weights, of {n:,} test images | {accuracy:.2%} |
+| standard error of sampling | {sampling:.2%} |
+| mean over training runs | {mean:.2%} |
+| training runs | {runs} |
+| standard error between runs | {between} |
+{printed}
+## Use
+
+`model.safetensors` has the weights in {dtype}; its header names the network, the normalisation and the classes. In a
+clone of Claimcheck:
+
+```python
+from stages.checkpoint.predictor import load_predictor
+
+predictor = load_predictor("model.safetensors")
+predictor.probabilities(images)  # uint8 [N, {shape}] -> float [N, {classes}]
+```
+
+## Training
+
+Network `{model}`, revision `{revision}`, run key `{run_key}`:
+
+```yaml
+{protocol}```
+
+## Limits
+
+The weights show what was trained; we don't claim that their accuracy is good. {terms}
+"""
+
+
+def write_models(session: Session, root: Path, folder: Path, experiments: Collection[str]) -> Exported:
+    """Write `<experiment>.<arm>.<replicate>/` for each released model of these experiments.
+
+    Raises:
+        ExportError: the folder exists, huggingface_hub isn't installed, or no model is released.
+    """
+    require_new(folder)
+    hub = require_package("huggingface_hub")
+    wanted = select(Checkpoint).where(Checkpoint.dtype.is_not(None), Checkpoint.experiment.in_(experiments))
+    released = session.scalars(wanted.order_by(Checkpoint.position)).all()
+    if not released:
+        raise ExportError("no released model; `claimcheck release <experiment> <arm>` copies one to data/models")
+    for model in released:
+        target = folder / model.id
+        target.mkdir(parents=True)
+        shutil.copy(root / model.path, target / "model.safetensors")
+        if (root / "NOTICE").is_file():
+            shutil.copy(root / "NOTICE", target)
+        _describe(session, hub, model, target)
+    return Exported(folder=folder, counts={"models": len(released)})
+
+
+def _describe(session: Session, hub: Any, model: Checkpoint, target: Path) -> None:
+    """Write the card and the evaluation results of one model."""
+    result, experiment = model.result, session.get_one(ExperimentRow, model.experiment)
+    arm = session.get_one(ArmRow, (experiment.name, result.arm))
+    dataset, paper = session.get_one(Dataset, experiment.dataset), session.get_one(Paper, experiment.paper)
+    accuracy, n = model.accuracy, result.test_images
+    assert accuracy is not None, "a released model was evaluated"
+    comparisons = compare(session, dataset=dataset.name, profile=result.profile, metric="accuracy")
+    (compared,) = (
+        one for each in comparisons if each.experiment == experiment.name for one in each.arms if one.arm == arm.name
+    )
+    runs, sampling = compared.ours, sampling_error(accuracy, n)
+    between = _between(runs)
+    source = {}
+    if address := os.environ.get("CLAIMCHECK_ADDRESS"):
+        source = {
+            "source_name": "Claimcheck",
+            "source_url": f"{address.rstrip('/')}/models/{experiment.name}.{arm.name}",
+        }
+    fidelity, hub_name = fidelity_of(result), ON_THE_HUB.get(dataset.name)
+    metadata: dict[str, Any] = dict(_LICENCE) if (target / "NOTICE").is_file() else {}
+    if hub_name is not None:
+        numbers = {"n": n, "sampling_standard_error": sampling, "training_runs": runs.n if runs else 1}
+        numbers |= {"run_to_run_standard_error": runs.stderr} if runs and runs.stderr is not None else {}
+        evaluation = hub.EvalResult(
+            task_type=_TASK,
+            dataset_type=hub_name,
+            dataset_name=dataset.title,
+            dataset_split="test",
+            metric_type="accuracy",
+            metric_name="Test accuracy",
+            metric_value=accuracy,
+            metric_args=numbers,
+            **source,
+        )
+        metadata |= {"datasets": [hub_name], "eval_results": [evaluation], "model_name": model.id}
+        entry = hub.EvalResultEntry(
+            dataset_id=hub_name,
+            task_id=_TASK,
+            value=accuracy,
+            date=result.origin and result.origin["published"],
+            notes=f"n = {n} test images, standard error of sampling {sampling:.4f}, between training runs {between}; "
+            f"{fidelity}",
+            **source,
+        )
+        path = target / ".eval_results" / f"{dataset.name}.yaml"
+        path.parent.mkdir()
+        entries = hub.eval_result_entries_to_yaml([entry])
+        path.write_text(yaml.safe_dump(entries, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    data = hub.ModelCardData(
+        library_name="claimcheck",
+        pipeline_tag=_TASK,
+        tags=["reproducibility", paper.name, arm.role],
+        metrics=["accuracy"],
+        **metadata,
+    )
+    printed = compared.printed
+    body = _BODY.format(
+        title=f"{arm.title}: {experiment.title}",
+        role=arm.role,
+        paper=paper.title,
+        dataset=dataset.title,
+        fidelity=fidelity,
+        n=n,
+        accuracy=accuracy,
+        sampling=sampling,
+        mean=runs.value if runs else accuracy,
+        runs=runs.n if runs else 1,
+        between=between,
+        printed=f"| printed by the paper ({printed.place}) | {printed.value:.2%} |\n" if printed else "",
+        dtype=model.dtype,
+        shape=", ".join(map(str, dataset.shape)),
+        classes=dataset.classes,
+        run_key=result.run_key,
+        model=result.spec["model"]["path"],
+        revision=result.origin and result.origin["revision"],
+        terms=_TERMS if (target / "NOTICE").is_file() else f"The terms of the data set: {dataset.licence}",
+        protocol=yaml.safe_dump(result.spec["protocol"], sort_keys=False, allow_unicode=True),
+    )
+    hub.ModelCard(f"---\n{data}\n---\n\n{body}").save(target / "README.md")
+
+
+def _between(runs: Estimate | None) -> str:
+    if runs is None or runs.stderr is None:
+        return "unknown: one run"
+    return f"{runs.stderr:.4f} ({runs.n} runs)"

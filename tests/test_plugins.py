@@ -1,0 +1,251 @@
+"""Plugins: what installed distributions offer by entry points, and what the run key has of them."""
+
+import importlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stages.cli import main
+from stages.datasets.verified import DatasetError
+from stages.params.experiment import ParamsError, SourceFile, load_params
+from stages.params.plugins import find_plugins
+from stages.params.stage_inputs import stage_inputs
+from stages.run import OptimizerSpec, RecipeSpec, RunSpec, ScheduleSpec
+from stages.runs import fingerprint
+from stages.training.images import ImageClassification
+from stages.training.options import rates_of
+from stages.training.recipe import RecipeTask, _build
+from tests.datasets.test_own import pack
+from tests.datasets.tiny import declare
+from tests.test_imported import OWN, forget, keyed, params_with
+from tests.training.test_loop import make_protocol
+from tests.training.test_options import IMAGES, train
+
+CODE = (
+    OWN
+    + """
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+class Slow(torch.optim.SGD):
+    pass
+
+class Halving(LambdaLR):
+    def __init__(self, optimizer, every: int):
+        super().__init__(optimizer, lambda step: 0.5 ** (step // every))
+
+class Focal(nn.Module):
+    def __init__(self, gamma: float = 2.0):
+        super().__init__()
+        self.gamma = gamma
+
+    def forward(self, logits, labels):
+        surprise = nn.functional.cross_entropy(logits, labels, reduction="none")
+        return ((1 - (-surprise).exp()) ** self.gamma * surprise).mean()
+
+class Invert(nn.Module):
+    def forward(self, image):
+        return 255 - image
+
+def read(source, manifest, folder):
+    from stages.datasets.manifest import ImageReader
+    from stages.datasets.packed import ImageSet
+    import numpy
+    files = {"train": ("a.npy",), "test": ("b.npy",)}
+    def read_split(folder, split):
+        images = numpy.load(folder / files[split][0])
+        return ImageSet(images, numpy.arange(len(images)) % 2)
+    return ImageReader(classes=("even", "odd"), files=files, read_split=read_split)
+"""
+)
+OFFERED = {
+    "models": {"small_net": "Net", "ViT": "Net"},
+    "optimizers": {"slow": "Slow"},
+    "schedules": {"halving": "Halving"},
+    "losses": {"focal": "Focal"},
+    "transforms": {"invert": "Invert"},
+    "readers": {"rows": "read"},
+}
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Put a distribution and its package where pip would, in a folder that comes first."""
+    site = tmp_path / "lib" / "site-packages"
+    site.mkdir(parents=True)
+    monkeypatch.syspath_prepend(site)
+
+    def install(name: str, version: str, package: str, offered: dict[str, dict[str, str]] = OFFERED) -> None:
+        folder = site / package.replace(".", "/")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "__init__.py").write_text(CODE, encoding="utf-8")
+        for old in site.glob(f"{name.replace('-', '_')}-*.dist-info"):
+            shutil.rmtree(old)
+        about = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+        (about / "top_level.txt").write_text(f"{package.partition('.')[0]}\n", encoding="utf-8")
+        (about / "RECORD").write_text(f"{package.replace('.', '/')}/__init__.py,,\n", encoding="utf-8")
+        lines = [
+            f"[claimcheck.{kind}]\n" + "".join(f"{name} = {package}:{found}\n" for name, found in names.items())
+            for kind, names in offered.items()
+        ]
+        (about / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+        reread()
+
+    reread()
+    yield install
+    for module in [name for name in sys.modules if name.partition(".")[0] in ("lab_nets", "lab")]:
+        del sys.modules[module]
+    reread()
+
+
+def reread() -> None:
+    importlib.invalidate_caches()
+    for cached in (fingerprint._find, fingerprint.is_pinned, fingerprint._version, fingerprint._package_of):
+        cached.cache_clear()
+    forget()
+
+
+PROTOCOL = {
+    "optimizer": {"name": "slow", "lr": 0.1, "momentum": 0.5},
+    "schedule": {"name": "halving", "every": 2},
+    "recipe": {"loss": {"name": "focal", "gamma": 0.0}, "transforms": [{"name": "invert"}, {"name": "RandAugment"}]},
+}
+
+
+def test_plugins_mean_their_address_and_are_keyed_by_their_version(install: Install, tmp_path: Path) -> None:
+    plain = keyed(tmp_path, {"name": "torchvision.models:resnet18"})
+    install("nets-of-a-lab", "1.0", "lab_nets")
+    spec = keyed(tmp_path, {"name": "small_net", "width": 2}, PROTOCOL)
+    assert RunSpec.from_dict(spec.to_dict()).run_key == spec.run_key
+    assert spec.model.arguments["address"] == "lab_nets:Net"
+    protocol = spec.to_dict()["protocol"]
+    assert (protocol["optimizer"]["address"], protocol["schedule"]["address"]) == ("lab_nets:Slow", "lab_nets:Halving")
+    assert [one["name"] for one in protocol["recipe"]["transforms"]] == ["lab_nets:Invert", "RandAugment"]
+    assert protocol["recipe"]["loss"] == {"name": "lab_nets:Focal", "gamma": 0.0}
+    assert spec.code["lab_nets"] == "nets-of-a-lab==1.0"
+    roots = stage_inputs(load_params(tmp_path))["train@own"].roots
+    assert "lab_nets" in roots and "stages.papers.imported" in roots
+    addressed = keyed(tmp_path, {"name": "lab_nets:Net", "width": 2}, PROTOCOL)
+    assert addressed.run_key == spec.run_key, "a name is a spelling of its address"
+    install("other-nets", "7", "lab_other", {"models": {"other_net": "Net"}})
+    assert keyed(tmp_path, {"name": "small_net", "width": 2}, PROTOCOL).run_key == spec.run_key
+    install("nets-of-a-lab", "1.1", "lab_nets")
+    upgraded = keyed(tmp_path, {"name": "small_net", "width": 2}, PROTOCOL)
+    assert upgraded.code["lab_nets"] == "nets-of-a-lab==1.1" and upgraded.run_key != spec.run_key
+    assert keyed(tmp_path, {"name": "torchvision.models:resnet18"}).run_key == plain.run_key
+
+
+def test_package_in_a_shared_namespace_is_keyed_by_its_own_distribution(install: Install, tmp_path: Path) -> None:
+    install("lab-zoo", "1.0", "lab.zoo")
+    before = keyed(tmp_path, {"name": "lab.zoo:Net"})
+    install("lab-data", "5", "lab.data", {})
+    assert keyed(tmp_path, {"name": "lab.zoo:Net"}).run_key == before.run_key
+    assert fingerprint.changed_modules(before.to_dict()) == []
+    install("lab-zoo", "1.1", "lab.zoo")
+    assert fingerprint.changed_modules(before.to_dict()) == ["lab.zoo"]
+
+
+def test_papers_own_model_is_never_replaced(install: Install, tmp_path: Path) -> None:
+    install("nets-of-a-lab", "1.0", "lab_nets")
+    sizes = {"patch_size": 4, "dim": 8, "depth": 1, "num_heads": 1, "mlp_dim": 8, "dropout": 0.0}
+    assert keyed(tmp_path, {"name": "ViT"} | sizes).model.path.startswith("stages.papers.ninformer")
+
+
+def test_unknown_and_ambiguous_names_are_explained(install: Install, tmp_path: Path) -> None:
+    install("nets-of-a-lab", "1.0", "lab_nets")
+    for model, protocol, words in (
+        ({"name": "smal_net"}, {}, r"model.name is 'smal_net' \(did you mean small_net\?\); known: .*ViT"),
+        ({"name": "small_net", "wide": 1}, {}, r"unknown key arms.own.model.wide"),
+        ({"name": "small_net"}, {"optimizer": {"name": "slwo", "lr": 1}}, r"did you mean slow\?"),
+        ({"name": "small_net"}, {"schedule": {"name": "cosin"}}, r"did you mean cosine\?"),
+        ({"name": "small_net"}, {"schedule": {"name": "halving"}}, "schedule.every is missing"),
+        ({"name": "small_net"}, {"recipe": {"transforms": [{"name": "invrt"}]}}, r"did you mean invert\?"),
+        ({"name": "small_net"}, {"recipe": {"loss": {"name": "focl"}}}, r"did you mean focal\?"),
+        ({"name": "small_net"}, {"recipe": {"loss": {"name": "focal", "gama": 1}}}, r"loss.gama .did you mean gamma"),
+        ({"name": "small_net"}, {"recipe": {"loss": {"name": "focal"}, "label_smoothing": 0.1}}, "leave out label_smo"),
+        ({"name": "small_net"}, {"recipe": {"mix": [{"name": "invert"}]}}, "transforms, because it mixes no images"),
+        ({"name": "small_net"}, {"recipe": {"transforms": [{"name": "MixUp"}]}}, "mix, because it mixes images"),
+    ):
+        with pytest.raises(ParamsError, match=words):
+            params_with(tmp_path, model, protocol)
+    install("lab-more", "2.0", "lab_more", {"models": {"small_net": "Net"}})
+    with pytest.raises(ParamsError, match=r"lab-more 2.0 \(lab_more:Net\) and nets-of-a-lab 1.0 \(lab_nets:N"):
+        params_with(tmp_path, {"name": "small_net"})
+
+
+def test_command_lists_plugins(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install("nets-of-a-lab", "1.0", "lab_nets")
+    assert main(["plugins", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    (reader,) = (one for one in listed if one["kind"] == "readers" and one["distribution"] == "nets-of-a-lab")
+    assert (reader["name"], reader["version"], reader["address"]) == ("rows", "1.0", "lab_nets:read")
+    assert len(listed) == len(find_plugins(*OFFERED)) and main(["plugins"]) == 0
+    assert "small_net" in capsys.readouterr().out
+
+
+def test_reader_of_a_plugin_packs_its_images(install: Install, tmp_path: Path) -> None:
+    source = declare("rows", (1, 4, 4), SourceFile(name="a.npy"), SourceFile(name="b.npy"), classes=2, train=6, test=4)
+    (tmp_path / "downloads/pets").mkdir(parents=True)
+    for name, count in (("a", 6), ("b", 4)):
+        draw = np.random.default_rng(count)
+        np.save(tmp_path / f"downloads/pets/{name}.npy", draw.integers(0, 256, (count, 1, 4, 4), dtype=np.uint8))
+    with pytest.raises(DatasetError, match=r"datasets.pets.reader is 'rows'.*; known: cifar10"):
+        pack(tmp_path, source)
+    install("nets-of-a-lab", "1.0", "lab_nets")
+    info = pack(tmp_path, source)
+    assert (info.classes, info.train_images, info.test_images) == (("even", "odd"), 6, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("CosineAnnealingWarmRestarts", {"T_0": 3}),
+        ("OneCycleLR", {"max_lr": 0.5, "cycle_momentum": False}),
+        ("MultiStepLR", {"milestones": [2, 5]}),
+    ],
+)
+def test_schedule_of_torch_sets_the_rate_of_each_step(name: str, arguments: dict[str, Any]) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    length = {"total_steps": 8} if name == "OneCycleLR" else {}
+    by_hand = getattr(torch.optim.lr_scheduler, name)(optimizer, **arguments, **length)
+    expected = []
+    for _ in range(8):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        by_hand.step()
+    spec = ScheduleSpec(name="imported", address=f"torch.optim.lr_scheduler:{name}", arguments=arguments)
+    assert rates_of(spec, 0.1, 8) == pytest.approx(expected)
+    _, outcome = train(make_protocol(schedule=spec, epochs=2, optimizer=OptimizerSpec(name="sgd", lr=0.1)))
+    assert [row["lr"] for row in outcome.history] == pytest.approx([expected[3], expected[7]])
+
+
+def test_loss_of_a_plugin_replaces_cross_entropy_in_training(install: Install) -> None:
+    install("nets-of-a-lab", "1.0", "lab_nets")
+    plain, generator = ImageClassification(IMAGES, make_protocol()), torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(30, 4, generator=generator), IMAGES.labels
+    for gamma, is_same in ((0.0, True), (2.0, False)):
+        loss = {"name": "lab_nets:Focal", "gamma": gamma}
+        task = RecipeTask(plain, RecipeSpec(loss=loss), 4, torch.arange(30))
+        assert torch.allclose(task.loss(logits, labels), plain.loss(logits, labels)) == is_same
+        with torch.no_grad():
+            assert task.loss(logits, labels) == plain.loss(logits, labels)
+
+
+def test_only_schedules_and_modules_are_called() -> None:
+    with pytest.raises(ValueError, match=r"os:system is no torch\.optim\.lr_scheduler\.LRScheduler"):
+        rates_of(ScheduleSpec(name="imported", address="os:system"), 0.1, 1)
+    address = "torch.optim.lr_scheduler:OneCycleLR"
+    with pytest.raises(ValueError, match="OneCycleLR: optimizer must support momentum"):
+        rates_of(ScheduleSpec(name="imported", address=address, arguments={"max_lr": 0.5}), 0.1, 1)
+    with pytest.raises(ValueError, match=r"os:system is no nn\.Module"):
+        _build([{"name": "os:system"}])
