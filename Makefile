@@ -2,7 +2,7 @@
 
 # TORCH_BACKEND=cpu: a small install without CUDA. Default: the backend of .venv or, without one, the locked wheels.
 TORCH_BACKEND ?= $(or $(patsubst .venv/ready-%,%,$(firstword $(wildcard .venv/ready-*))),locked)
-# PROFILE=smoke|quick-bfloat16|quick|paper-tf32|paper: written into params.yaml before a repro. Default: as in params.yaml.
+# PROFILE=smoke|quick-bfloat16|quick|thirty-bfloat16|paper-tf32|paper: written into params.yaml before a repro. Default: as in params.yaml.
 PROFILE ?=
 # EXPERIMENTS="a b": train and evaluate only these, and fetch only their data. Default: all.
 EXPERIMENTS ?=
@@ -42,7 +42,7 @@ FAST_PATHS := $(patsubst %,tests/ops/fast/test_%.py,attention dac dropout stacks
 help:  ## show this list
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-12s%s\n", $$1, $$2}' Makefile
 	@echo
-	@echo '  PROFILE=smoke|quick-bfloat16|quick|paper-tf32|paper   EXPERIMENTS="a b"   DEVICE=cpu|cuda   TORCH_BACKEND=cpu   PYTHON=python3.12'
+	@echo '  PROFILE=smoke|quick-bfloat16|quick|thirty-bfloat16|paper-tf32|paper   EXPERIMENTS="a b"   DEVICE=cpu|cuda   TORCH_BACKEND=cpu   PYTHON=python3.12'
 
 setup: $(READY)  ## create .venv with everything in it; other targets do this if needed
 

@@ -37,7 +37,7 @@ from service.inference.workers import cores_here
 from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.device import keep_freed_memory
 from stages.images import decode_image
-from stages.recording import record
+from stages.recording.builder import record
 
 MODELS = (
     "ninformer-mnist.ninformer.0",

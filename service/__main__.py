@@ -17,15 +17,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
-from service.http import connections, logs
-from service.http.access import KeysError, new_key
-from service.http.counts import CountsError
+from service.http import connections
+from service.http.access import CountsError, KeysError, new_key
 from service.http.middleware import Readiness
+from service.http.monitoring import log_configuration
 from service.inference.processes import load_ahead
 from service.settings import Settings
 from stages.device import device_for
@@ -144,7 +143,12 @@ def main() -> None:
         print(json.dumps(app.openapi(), indent=1, ensure_ascii=False))
         return
     if arguments.examples:
-        print(json.dumps(_ask_examples(app), indent=1, ensure_ascii=False))
+        from fastapi.testclient import TestClient  # needed here alone
+
+        from service.examples import Ask, collect
+
+        with TestClient(app, base_url="http://127.0.0.1") as client:
+            print(json.dumps(collect(Ask(client)), indent=1, ensure_ascii=False))
         return
     serve(app, settings, arguments.host, arguments.port)
 
@@ -168,7 +172,7 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
         port=port,
         server_header=False,
         access_log=False,
-        log_config=logs.configuration(),
+        log_config=log_configuration(),
         # the other parser accepts headers of any length, trailers as headers and any number of requests
         http=connections.protocol(limits, app.state.claimcheck.metrics),
         proxy_headers=False,  # `create_app` believes those that the settings name
@@ -181,15 +185,6 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
     )
     warn_if_open(host, settings)
     DrainingServer(config, app.state.claimcheck.readiness, settings.drain_seconds).run()
-
-
-def _ask_examples(app: FastAPI) -> dict[str, dict[str, Any]]:
-    from fastapi.testclient import TestClient  # needed here alone
-
-    from service.examples import Ask, collect
-
-    with TestClient(app, base_url="http://127.0.0.1") as client:
-        return collect(Ask(client))
 
 
 if __name__ == "__main__":

@@ -30,12 +30,10 @@ from service.database import queries
 from service.database.comparing import Comparisons
 from service.dependencies import AppState, conditional, dated
 from service.examples import load_examples
-from service.http.access import AccessPolicy, KeyFile
+from service.http.access import AccessPolicy, KeyFile, RequestCounter
 from service.http.caching import SHEET, KnownAnswer, NotModified, edition_of
-from service.http.counts import RequestCounter
 from service.http.downloads import Exports
 from service.http.errors import ProblemOut, declared, install_error_handlers
-from service.http.metrics import Metrics
 from service.http.middleware import (
     AnswerCache,
     BodyLimit,
@@ -45,6 +43,7 @@ from service.http.middleware import (
     RequestCheckMiddleware,
     RequestContextMiddleware,
 )
+from service.http.monitoring import Metrics
 from service.inference import decoding
 from service.inference.batching import Batcher
 from service.inference.choices import Choices
@@ -52,20 +51,7 @@ from service.inference.engine import Engine
 from service.inference.models import Models
 from service.inference.workers import Worker, cores_here, memory_here
 from service.pages import formats, repository, wording
-from service.routes import (
-    catalogue,
-    claim_pages,
-    comparisons,
-    experiment_pages,
-    export,
-    health,
-    inference,
-    model_pages,
-    oip,
-    pages,
-    reference,
-    runs,
-)
+from service.routes import claim_pages, experiment_pages, export, health, inference, oip, pages, reference, results
 from service.settings import Settings
 from service.slots import SessionPool, Slots
 from stages.device import device_for
@@ -107,7 +93,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         openapi_url=None,  # FastAPI's own route would write it on the event loop
         lifespan=_lifespan,
         # Traces are sent if OTEL_EXPORTER_OTLP_ENDPOINT is set; metrics and logs have code of their own.
-        telemetry={"auto_configure": True, "metrics": False, "logs": False, "exclude": _is_probe},
+        telemetry={
+            "auto_configure": True,
+            "metrics": False,
+            "logs": False,
+            # So frequent that their traces would bury the others.
+            "exclude": lambda scope: scope["path"].startswith(("/health/", "/v2/health/", "/metrics", "/static/")),
+        },
         # One file more than allowed, so that our own message can state the number of files.
         form_limits={"max_files": settings.max_images + 1, "max_fields": 256, "max_part_size": 4096},
     )
@@ -119,20 +111,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     _add_middleware(app, parts)
     app.include_router(inference.router)  # first: routes are matched in order, and most requests are predictions
     app.include_router(pages.for_browsers, dependencies=[Depends(conditional), Depends(dated)])
-    for module in (comparisons, catalogue, runs):
-        app.include_router(module.router, dependencies=[Depends(conditional)])
-    for module in (pages, claim_pages, experiment_pages, model_pages):
+    app.include_router(results.router, dependencies=[Depends(conditional)])
+    for module in (pages, claim_pages, experiment_pages):
         app.include_router(module.router, dependencies=[Depends(conditional), Depends(dated)])
     for module in (export, oip, health, reference):
         app.include_router(module.router)
     app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     return app
-
-
-def _is_probe(scope: Mapping[str, Any]) -> bool:
-    """Return True for requests so frequent that their traces would bury the others."""
-    return scope["path"].startswith(("/health/", "/v2/health/", "/metrics", "/static/"))
 
 
 def _app_state(settings: Settings) -> AppState:
@@ -308,31 +294,21 @@ def _version() -> str:
 
 
 def _describe(app: FastAPI) -> dict[str, Any]:
-    """Build the OpenAPI document once, and replace FastAPI's error schemas with ours."""
+    """Build the OpenAPI document once, with our error schemas, and real requests (curl commands) with their answers."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         schemas = document["components"]["schemas"]
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         schemas["ProblemOut"] = ProblemOut.model_json_schema()
-        problem = declared(422)[422]
-        for item in document["paths"].values():
-            for operation in item.values():
-                if "application/json" in operation["responses"].get("422", {}).get("content", {}):
-                    operation["responses"]["422"] = problem
-        _add_examples(document, load_examples())
+        problem, examples = declared(422)[422], load_examples()
+        for operation in (operation for item in document["paths"].values() for operation in item.values()):
+            if "application/json" in operation["responses"].get("422", {}).get("content", {}):
+                operation["responses"]["422"] = problem
+            if example := examples.get(operation["operationId"]):
+                operation["x-codeSamples"] = [{"lang": "shell", "source": example["curl"]}]
+                operation["responses"]["200"]["content"]["application/json"]["example"] = example["answer"]
+                if "body" in example:
+                    operation["requestBody"]["content"]["application/json"]["x-example"] = example["body"]
         app.openapi_schema = document
     return app.openapi_schema
-
-
-def _add_examples(document: dict[str, Any], examples: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add real requests as curl commands, and their responses as examples."""
-    for item in document["paths"].values():
-        for operation in item.values():
-            example = examples.get(operation["operationId"])
-            if example is None:
-                continue
-            operation["x-codeSamples"] = [{"lang": "shell", "source": example["curl"]}]
-            operation["responses"]["200"]["content"]["application/json"]["example"] = example["answer"]
-            if "body" in example:
-                operation["requestBody"]["content"]["application/json"]["x-example"] = example["body"]

@@ -1,29 +1,38 @@
-"""Dependencies that handlers ask for by name; `create_app` puts them on the application, so a test brings its own."""
+"""Dependencies that handlers ask for by name; `create_app` puts them on the application, so a test brings its own.
+
+`unless_gone` cancels a handler's work if its client has disconnected.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request, Response
 from fastapi.templating import Jinja2Templates
 from sqlalchemy.orm import Session
+from starlette.types import Receive
 
 from service.database import queries
 from service.database.comparing import Comparisons, Question
 from service.http.caching import KnownAnswer, tag_answer
-from service.http.disconnects import ClientGone
 from service.http.downloads import Exports
-from service.http.metrics import Metrics
+from service.http.errors import Problem
 from service.http.middleware import Readiness
+from service.http.monitoring import Metrics
 from service.inference.choices import Choices
 from service.inference.engine import Engine
 from service.pages.searching import ClaimIndex
 from service.settings import Settings
 from service.slots import SessionPool
 from stages.results import ExperimentComparison
+
+LOOK_SECONDS = 0.05
+"""Most answers are faster, and watching a client costs as much as reading its form."""
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,35 @@ def render_page(request: Request, template: str, /, **context: Any) -> Response:
 def site_of(request: Request) -> str:
     """The permanent address of this service, else the one that answered."""
     return (app_state_of(request).settings.address or str(request.base_url)).rstrip("/")
+
+
+class ClientGone(Problem):
+    """The client has disconnected, so no answer is needed."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the client went away before the answer")
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Done]) -> Done:
+    """Return the result of `work`, or cancel it if the client disconnects after its body was received."""
+
+    async def watch(limit: asyncio.Timeout) -> None:
+        await asyncio.sleep(LOOK_SECONDS)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        limit.reschedule(0)
+
+    limit = asyncio.timeout(None)
+    watching = asyncio.create_task(watch(limit))
+    try:
+        async with limit:
+            return await work
+    except TimeoutError:
+        if limit.expired():
+            raise ClientGone from None
+        raise
+    finally:
+        watching.cancel()
 
 
 async def _session(request: Request) -> AsyncIterator[Session]:

@@ -12,13 +12,12 @@ from stages.claims import ClaimsError
 from stages.commands import claims, command, evidence, repro, starting, status, trainings
 from stages.commands.command import USAGE, Answer, Argument, Command, Parser, UsageError, arg, print_answer
 from stages.datasets.packed import PackedDataError
-from stages.faults import FAULTS, INTERRUPTED, STOPPED, Mistake, describe_fault, mend_streams
+from stages.faults import FAULTS, INTERRUPTED, STOPPED, Mistake, UnknownName, describe_fault, mend_streams
 from stages.params.schema import nearest
 from stages.proving.show import STEPS
 from stages.reported import TableError
 from stages.reported.command import COMMANDS as LIBRARY
 from stages.reported.command import LibraryCommand
-from stages.results import UnknownName
 from stages.scheduling.engine.groups import default_engine
 
 CODES = {0: "done", 1: "failed; one line on stderr explains why", USAGE: "mistyped command, option or name"}

@@ -13,10 +13,10 @@ import signal
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, ClassVar, ParamSpec
 
 FAULTS = (OSError, sqlite3.OperationalError)
 P = ParamSpec("P")
@@ -26,6 +26,25 @@ STOPPED = "stopped by Ctrl-C; finished work is kept, so run this again to do the
 
 class Mistake(Exception):
     """A mistake that the user can correct; the message is one line that says how."""
+
+
+class UnknownName(LookupError):
+    """A name that the results database doesn't contain.
+
+    `known` lists the names that it does contain if they are few; otherwise, `nearest` is the one that was probably
+    meant.  `kind` says what the name is of, as "paper".
+    """
+
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = cls.__name__.removeprefix("Unknown").lower()
+
+    def __init__(self, name: str, known: Iterable[str] = (), *, nearest: str | None = None) -> None:
+        self.name, self.known, self.nearest = name, tuple(known), nearest
+        choices = f"; known: {', '.join(self.known)}" if self.known else ""
+        choices += f"; did you mean {nearest}?" if nearest else ""
+        super().__init__(f"unknown {self.kind} {name!r}{choices}")
 
 
 _AGAIN = "then run this again"

@@ -32,7 +32,6 @@ from stages.evaluation.flops import CountFlops, FlopCounts
 from stages.params.experiment import ExperimentParams, Params, ParamsError, PlannedRun, RunName, plan_runs
 from stages.params.schema import nearest
 from stages.recording.sources import facts_today, read_paper_deviations
-from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER
 from stages.run import canonical_json
 from stages.scheduling.engine.groups import MAX_MODELS, network_of
 from stages.scheduling.planning import pricing
@@ -117,6 +116,8 @@ def looks_left(standing: Standing, params: Params, trained: Collection[RunName])
 
 
 def is_decided(status: Status) -> bool:
+    from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER  # brings the database
+
     return status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
+from stages.claims import ClaimsError
 from stages.faults import Mistake, in_one_line
 from stages.params.stage_inputs import refuse_changed
-from stages.recording import ClaimsError, record
+from stages.recording.builder import record
 
 TRACKED = "data/results.db"
 

@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from stages.claims import ClaimsError
 from stages.faults import in_one_line
-from stages.recording import ClaimsError
 from stages.recording.reporting import write_docs, write_report
 
 

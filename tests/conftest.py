@@ -99,7 +99,7 @@ def real_mirror() -> Path:
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Path of a database of only the published evidence; the first test process builds it for all."""
-    from stages.recording import record
+    from stages.recording.builder import record
 
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own

@@ -11,7 +11,6 @@ from stages.claims import read_claims
 from stages.claims.history import PATH as HISTORY
 from stages.claims.history import append, committed_claims, pending, read_history
 from stages.params.experiment import load_params
-from stages.recording import RecordError, record
 from stages.recording.append_only import (
     RETRACTIONS,
     Version,
@@ -22,6 +21,8 @@ from stages.recording.append_only import (
     retract,
     row_faults,
 )
+from stages.recording.builder import record
+from stages.recording.sources import RecordError
 from stages.results import Meta, open_results
 from stages.runs.evidence import EvidenceError, EvidenceLine, Release, read_lines, write_lines
 from stages.runs.revisions import ask_git

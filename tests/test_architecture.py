@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "recording": {"run", "faults", "runs", "params", "papers", "datasets", "claims", "results", "verdicts"},
     "upkeep": {
         *("run", "faults", "device", "ops", "runs", "params", "datasets", "training", "checkpoint", "evaluation"),
-        *("recording", "results"),
+        *("claims", "recording", "results"),
     },
     "priorities": {
         *("run", "params", "datasets", "evaluation", "scheduling", "results", "claims", "recording", "verdicts")
@@ -221,9 +221,9 @@ def test_worker_needs_three_packages() -> None:
     assert third_party("stages.worker") <= WORKER_PACKAGES
 
 
-def slow_to_import(modules: str) -> str:
-    """Return the slow libraries (half a second or more) that importing `modules` loads, and the output."""
-    slow = "{'torch', 'scipy.special', 'scipy.stats', 'scipy.optimize'}"
+def slow_to_import(modules: str, *more: str) -> str:
+    """Return the slow libraries (half a second each), and those in `more`, that importing `modules` loads."""
+    slow = {"torch", "scipy.special", "scipy.stats", "scipy.optimize", *more}
     code = f"import sys, {modules}; print(sorted({slow} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout + done.stderr
@@ -232,6 +232,11 @@ def slow_to_import(modules: str) -> str:
 def test_importing_light_modules_is_fast_and_silent() -> None:
     """SciPy imports its submodules on first use."""
     assert slow_to_import(", ".join(f"stages.{part}" for part in (*WITHOUT_TORCH, "cli"))) == "[]\n"
+
+
+def test_command_starts_without_loading_the_database() -> None:
+    """Only commands that read it import SQLAlchemy."""
+    assert slow_to_import("stages.cli", "sqlalchemy") == "[]\n"
 
 
 def test_server_does_not_import_torch() -> None:

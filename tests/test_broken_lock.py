@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from stages.cli import main
-from stages.commands.repro import BrokenLock, refuse_broken_lock
+from stages.commands.repro import refuse_broken_lock
+from stages.faults import Mistake
 from tests.project import make_project
 
 WHOLE = "schema: '2.0'\nstages:\n  inputs:\n    cmd: python -m stages.inputs\n"
@@ -23,7 +24,7 @@ WHOLE = "schema: '2.0'\nstages:\n  inputs:\n    cmd: python -m stages.inputs\n"
 )
 def test_fault_of_the_lock_is_described(tmp_path: Path, text: str, fault: str) -> None:
     (tmp_path / "dvc.lock").write_text(text)
-    with pytest.raises(BrokenLock, match=fault):
+    with pytest.raises(Mistake, match=fault):
         refuse_broken_lock(tmp_path / "dvc.lock")
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from stages.cli import COMMANDS, main
 from stages.commands.command import wrap
-from stages.recording import record
+from stages.recording.builder import record
 from tests.claims.lines import copy_project
 from tests.project import REPOSITORY, environment
 from tests.terminal import on_terminal

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from stages.params.experiment import load_params
-from stages.recording import RecordError, record
-from stages.recording.sources import find_results
+from stages.recording.builder import record
+from stages.recording.sources import RecordError, find_results
 from stages.run import canonical_json
 from stages.runs.consistency import find_contradictions, find_cost_contradictions, find_release_contradictions
 from stages.runs.equivalence import read_equivalences

@@ -25,7 +25,7 @@ from stages.evaluation import experiment as trained_runs
 from stages.evaluation.experiment import evaluate_experiment
 from stages.evaluation.scores import cut_info, cut_rows
 from stages.params.experiment import load_params
-from stages.recording import record
+from stages.recording.builder import record
 from stages.results import open_results
 from stages.run import environment_digest
 from stages.runs.consistency import find_contradictions

@@ -22,7 +22,7 @@ from stages.papers.brownian import ViT
 from stages.papers.brownian.walk import head_rows
 from stages.papers.hyperbf import HyperBF
 from stages.params.experiment import load_params
-from stages.recording import record
+from stages.recording.builder import record
 from stages.runs.evidence import ResultLine, read_lines, write_lines
 from stages.scheduling.runner import train_experiment
 from stages.upkeep.verifying import look_again

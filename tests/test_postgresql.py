@@ -19,7 +19,8 @@ from benchmarks.server import free_port
 from service.app import create_app
 from service.settings import Settings
 from stages import record as verb
-from stages.recording import RecordError, record
+from stages.recording.builder import record
+from stages.recording.sources import RecordError
 from stages.results import Base, Meta, Result, ResultsUnavailable, Sessions, create_results, database_url, open_results
 from tests.postgres import find_programs
 from tests.project import REPOSITORY

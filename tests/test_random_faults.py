@@ -30,8 +30,10 @@ from typing import Any
 
 import pytest
 
-from stages.recording import ClaimsError, RecordError, record
+from stages.claims import ClaimsError
 from stages.recording.append_only import read_versions, retract
+from stages.recording.builder import record
+from stages.recording.sources import RecordError
 from stages.run import canonical_json, environment_digest
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.evidence import EvidenceError, pack_correct, seal, unpack_correct

@@ -14,7 +14,7 @@ from PIL import Image
 from stages.checkpoint.predictor import load_predictor
 from stages.datasets.image_readers import MNIST
 from stages.datasets.packed import ImageSet, read_images, read_info
-from stages.recording import record
+from stages.recording.builder import record
 from tests.project import REPOSITORY
 from tests.service.running import running
 

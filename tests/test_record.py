@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from stages import record as verb
-from stages.recording import RecordError, record
-from stages.recording.sources import PLAN_CHANGED
+from stages.recording.builder import record
+from stages.recording.sources import PLAN_CHANGED, RecordError
 from stages.results import Checkpoint, Claim, Result, open_results
 from stages.run import canonical_json
 from stages.runs.equivalence import PATH, append_line

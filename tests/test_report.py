@@ -12,7 +12,7 @@ import pytest
 
 from service.pages.opening import cards_of, still_open
 from stages import cli, report
-from stages.recording import record
+from stages.recording.builder import record
 from stages.recording.reporting import write_docs
 from stages.results import Word, open_results, tally
 from stages.runs.evidence import EvidenceLine, read_lines, write_lines

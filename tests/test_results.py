@@ -16,7 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from stages.recording import record
+from stages.recording.builder import record
 from stages.results import (
     METRICS,
     ArmMetricRow,
@@ -214,7 +214,11 @@ def test_diverged_replicate_is_counted_but_not_averaged(tmp_path: Path) -> None:
     [
         ({"dataset": "cifar1000"}, UnknownDataset, "known: mnist, cifar10, cifar100"),
         ({"paper": "resnet"}, UnknownPaper, "known: ninformer"),
-        ({"profile": "slow"}, UnknownProfile, "known: smoke, quick-bfloat16, quick, paper-tf32, paper"),
+        (
+            {"profile": "slow"},
+            UnknownProfile,
+            "known: smoke, quick-bfloat16, quick, thirty-bfloat16, paper-tf32, paper",
+        ),
         ({"metric": "acc"}, UnknownMetric, "known: accuracy, best_epoch_accuracy"),
     ],
 )

@@ -15,7 +15,7 @@ from stages.datasets.packed import read_tokens
 from stages.datasets.prepare import prepare
 from stages.evaluate import main as evaluate
 from stages.params.experiment import describe_cut, load_params, plan_runs
-from stages.recording import record
+from stages.recording.builder import record
 from stages.runs.evidence import CostLine, ResultLine, read_lines
 from stages.scheduling.runner import train_experiment
 from tests.project import REPOSITORY

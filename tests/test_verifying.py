@@ -21,8 +21,8 @@ from stages.claims.history import append, pending
 from stages.cli import main
 from stages.datasets.packed import ImageSet, TokenSet, digest_tokens, write_packed
 from stages.params.experiment import load_params
-from stages.recording import record
 from stages.recording.append_only import read_versions, retract
+from stages.recording.builder import record
 from stages.results import UnknownCheckpoint, open_results
 from stages.run import canonical_json
 from stages.runs.evidence import EvidenceLine, ResultLine, pack_correct, read_lines, seal, unpack_correct

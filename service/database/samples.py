@@ -20,10 +20,6 @@ from stages.datasets.packed import PackedDataError, PackedInfo, read_info
 from stages.results import Array, ExperimentComparison, Result, unpack_confusion, unpack_correct
 
 MOST = 12  # fit in a row of the page
-PNG: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}},
-}
-"""Response with one sample, for OpenAPI."""
 
 
 class NoSample(LookupError):

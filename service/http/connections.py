@@ -27,7 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from service.http.access import client_of
 from service.http.caching import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS
 from service.http.errors import FOR_MACHINES, MEDIA_TYPE, Problem, problem_of
-from service.http.metrics import Metrics
+from service.http.monitoring import Metrics
 from service.settings import Settings
 from service.slots import Busy, Slots, current_client
 

@@ -27,7 +27,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http import logs
 from service.http.access import AccessDenied, AccessPolicy, client_of
 from service.http.caching import MAX_REQUEST_HEADER_BYTES, SECURITY_HEADERS, NotModified, known_tags, tag_of
 from service.http.errors import (
@@ -39,7 +38,7 @@ from service.http.errors import (
     problem_response,
     title_of,
 )
-from service.http.metrics import Metrics
+from service.http.monitoring import Metrics, request_id
 from service.slots import Slots, current_client
 
 logger = logging.getLogger("claimcheck.access")
@@ -108,7 +107,7 @@ class RequestContextMiddleware(HttpMiddleware):
         given = Headers(scope=scope).get("x-request-id", "")
         identity = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         client = scope.get("client")
-        id_token = logs.request_id.set(identity)
+        id_token = request_id.set(identity)
         client_token = current_client.set(client_of(client[0]) if client else "")
         method = scope["method"]
         inner = {**scope, "method": "GET"} if method == "HEAD" else scope
@@ -153,7 +152,7 @@ class RequestContextMiddleware(HttpMiddleware):
             if key := inner["state"].get("key"):
                 fields["key"] = key
             logger.info("request", extra={"fields": fields})
-            logs.request_id.reset(id_token)
+            request_id.reset(id_token)
             current_client.reset(client_token)
 
 
@@ -220,24 +219,16 @@ class RequestCheckMiddleware(HttpMiddleware):
         self.hosts, self.origins = frozenset(host.lower() for host in hosts), frozenset(origins)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._normalise(scope)
-        self._check(scope, Headers(scope=scope))
-        scope["headers"] = [pair for pair in scope["headers"] if not _is_ignored(*pair)]
-        await self.app(scope, receive, send)
-
-    def _normalise(self, scope: Scope) -> None:
-        """Split an absolute URL into path and host (RFC 9112, 3.2.2), and add the root path if a proxy removed it."""
-        if address := ADDRESS.fullmatch(scope.get("raw_path") or b""):
+        if address := ADDRESS.fullmatch(scope.get("raw_path") or b""):  # an absolute URL (RFC 9112, 3.2.2)
             others = [pair for pair in scope["headers"] if pair[0] != b"host"]
             path = address[2] or b"/"
             scope.update(headers=[(b"host", address[1]), *others], raw_path=path, path=unquote(path.decode("ascii")))
-        if self.root_path:
+        if self.root_path:  # which a proxy may have removed
             path, root = scope["path"], self.root_path
             scope["root_path"], scope["path"] = root, path if f"{path}/".startswith(f"{root}/") else root + path
             if scope["path"] == root:
                 scope["path"] += "/"
-
-    def _check(self, scope: Scope, headers: Headers) -> None:
+        headers = Headers(scope=scope)
         if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
             detail = "the request has a Transfer-Encoding with a Content-Length or in HTTP/1.0; send one length"
             raise Problem(400, detail, {"connection": "close"})
@@ -252,6 +243,8 @@ class RequestCheckMiddleware(HttpMiddleware):
         if origin and not {"*", origin} & self.origins and origin.lower().partition("://")[2] != given:
             detail = f"pages of {origin[:80]!r} may not send this; CLAIMCHECK_CORS_ORIGINS lists the allowed origins"
             raise Problem(403, detail)
+        scope["headers"] = [pair for pair in scope["headers"] if not _is_ignored(*pair)]
+        await self.app(scope, receive, send)
 
 
 def _is_ignored(name: bytes, value: bytes) -> bool:

@@ -67,6 +67,11 @@ CSV_TOO: dict[int | str, dict[str, Any]] = {
 """The second format of a list, for OpenAPI."""
 
 
+def binary(media_type: str) -> dict[int | str, dict[str, Any]]:
+    """Return the response of a route that answers with bytes, for OpenAPI."""
+    return {200: {"content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}}
+
+
 class Table(Response):
     """A table as CSV, or ranges of it."""
 
@@ -173,7 +178,9 @@ class Page:
         """Keep at most `limit` of `rows`; a Link header has the addresses of the next and the first page."""
         links = [f'<{self._address(None)}>; rel="first"']
         if len(rows) > self.limit:
-            links.append(f'<{self._address(self._write(self.offset + self.limit))}>; rel="next"')
+            text = f"{self._content[:12]}.{self._list}.{self.offset + self.limit}"
+            cursor = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+            links.append(f'<{self._address(cursor)}>; rel="next"')
         self._response.headers["link"] = ", ".join(links)
         return rows[: self.limit]
 
@@ -194,10 +201,6 @@ class Page:
     def _address(self, cursor: str | None) -> str:
         query = urlencode([*self._query, *([("cursor", cursor)] if cursor else [])])
         return f"{self._path}?{query}" if query else self._path
-
-    def _write(self, offset: int) -> str:
-        text = f"{self._content[:12]}.{self._list}.{offset}"
-        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
     def _read(self, cursor: str) -> int:
         try:

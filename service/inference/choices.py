@@ -45,16 +45,12 @@ class Choices:
         self, question: CacheKey, find: Callable[[Session], list[ServedCheckpoint]]
     ) -> list[ServedCheckpoint]:
         """Return the answer of `find` to `question`; errors aren't cached. Raises `Busy` like `SessionPool.ask`."""
-        key = await self._current(), question
+        # Read first, so that an answer is never older than the content.
+        content = state_of(self._file) if self._file else await self._asking.ask(queries.content_digest)
+        key = content, question
         if (found := self._found.get(key)) is None:
             found = self._found[key] = await self._asking.ask(find)
         return found
-
-    async def _current(self) -> object:
-        """Return a value that changes with the content; it is read first, so that an answer is never older."""
-        if self._file is None:
-            return await self._asking.ask(queries.content_digest)
-        return state_of(self._file)
 
 
 class UnknownModel(UnknownName):
@@ -76,7 +72,12 @@ def find_versions(session: Session, model: str) -> list[ServedCheckpoint]:
     experiment, _, arm = model.partition(".")
     found = list_checkpoints(session, arm_of=(experiment, arm))
     if not found:
-        raise UnknownModel(model[:120], _nearest(model, list_checkpoints(session)))
+        every = list_checkpoints(session)
+        known = list(dict.fromkeys(row.model_name for row in every))
+        if len(known) > MAX_NAMES:
+            known = difflib.get_close_matches(model[:120], known, n=3, cutoff=0.0)
+        own = (f"{row.model_name} (of which this is version {row.model_version})" for row in every if row.id == model)
+        raise UnknownModel(model[:120], [*own] or known)
     return sorted(found, key=lambda served_checkpoint: served_checkpoint.replicate)
 
 
@@ -90,11 +91,3 @@ def find_version(versions: Sequence[ServedCheckpoint], version: str) -> ServedCh
         if served_checkpoint.model_version == version:
             return served_checkpoint
     raise UnknownVersion(version[:40], [served_checkpoint.model_version for served_checkpoint in versions[:MAX_NAMES]])
-
-
-def _nearest(name: str, served_checkpoints: Sequence[ServedCheckpoint]) -> list[str]:
-    for row in served_checkpoints:
-        if row.id == name:
-            return [f"{row.model_name} (of which this is version {row.model_version})"]
-    models = list(dict.fromkeys(row.model_name for row in served_checkpoints))
-    return models if len(models) <= MAX_NAMES else difflib.get_close_matches(name[:120], models, n=3, cutoff=0.0)

@@ -84,20 +84,16 @@ def read_request(body: bytes, header_length: str | None, shape: tuple[int, int, 
     Raises:
         TensorError: the protocol or the model doesn't allow the request.
     """
-    length = _header_length(header_length, len(body))
+    length = len(body)
+    if header_length is not None:
+        if not re.fullmatch(r"[0-9]{1,12}", header_length) or int(header_length) > len(body):
+            raise TensorError(f"Inference-Header-Content-Length is {header_length[:40]!r} of {len(body)} bytes")
+        length = int(header_length)
     request = _parsed(body[:length], _Request, "the request")
     images = _image(request.inputs[0], body[length:], shape, max_images)
     by_default = False if request.parameters is UNSET else request.parameters.binary_data_output is True
     identity = None if request.id is UNSET else request.id
     return InferRequest(identity, images, _wanted(request.outputs, by_default))
-
-
-def _header_length(given: str | None, most: int) -> int:
-    if given is None:
-        return most
-    if not re.fullmatch(r"[0-9]{1,12}", given) or int(given) > most:
-        raise TensorError(f"Inference-Header-Content-Length is {given[:40]!r} of {most} bytes")
-    return int(given)
 
 
 def _parsed(text: bytes, kind: type[Value], what: str) -> Value:

@@ -100,10 +100,15 @@ class Axis:
     ) -> None:
         numbers = list(values)
         self.title, self._is_upright = title, is_upright
-        self.is_log = not is_linear and min(numbers) > 0 and max(numbers) > 10 * min(numbers)
-        self._low, self._high = (math.log10(min(numbers)), math.log10(max(numbers))) if self.is_log else _ends(numbers)
-        pad = PAD * (self._high - self._low)
-        self._low, self._high = self._low - pad, self._high + pad
+        low, high = min(numbers), max(numbers)
+        self.is_log = not is_linear and low > 0 and high > 10 * low
+        if self.is_log:
+            low, high = math.log10(low), math.log10(high)
+        elif high - low <= 1e-9 * (size := max(abs(low), abs(high))):  # room around (almost) equal numbers
+            half = (size or 1.0) / 10
+            low, high = low - half, high + half
+        pad = PAD * (high - low)
+        self._low, self._high = low - pad, high + pad
         found = list(marked) or (self._decades(most) if self.is_log else ticks_between(self._low, self._high, most))
         found = [tick for tick in found if not is_whole or tick == int(tick)]
         texts = [write(tick) if tick else "0" for tick in found]
@@ -129,14 +134,6 @@ class Axis:
                 every = [float(f"{factor}e{power}") for power in powers for factor in factors]
                 ticks = [tick for tick in every if self._low <= math.log10(tick) <= self._high]
         return ticks
-
-
-def _ends(numbers: Sequence[float]) -> tuple[float, float]:
-    """Return both ends of a linear axis, with room around (almost) equal numbers."""
-    low, high = min(numbers), max(numbers)
-    size = max(abs(low), abs(high))
-    half = (size or 1.0) / 10 if high - low <= 1e-9 * size else 0.0
-    return low - half, high + half
 
 
 def ticks_between(low: float, high: float, most: int) -> list[float]:

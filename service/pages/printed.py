@@ -175,17 +175,14 @@ def group_by_place(judged: Sequence[JudgedClaim]) -> dict[str, list[JudgedClaim]
     scattered = [anchor for anchor in ordered if anchor.order >= 2 and len(groups[anchor]) < FEW]
     if len(scattered) == 1:
         scattered = []
-    found = {_title(anchor, groups[anchor]): groups[anchor] for anchor in ordered if anchor not in scattered}
+    found = {}
+    for anchor in (anchor for anchor in ordered if anchor not in scattered):
+        (place, *others) = {row.claim.place for row in groups[anchor]}  # the title, if the claims share it
+        is_whole = not others and place[:6].lower() == anchor.title[:6].lower()
+        found[place[0].upper() + place[1:] if is_whole else anchor.title] = groups[anchor]
     if scattered:
         found[IN_THE_TEXT] = [row for anchor in scattered for row in groups[anchor]]
     return found
-
-
-def _title(anchor: Anchor, rows: Sequence[JudgedClaim]) -> str:
-    """Return the claims' place if they share it and it begins with the anchor's title, else that title."""
-    (place, *others) = {row.claim.place for row in rows}
-    is_whole = not others and place[:6].lower() == anchor.title[:6].lower()
-    return place[0].upper() + place[1:] if is_whole else anchor.title
 
 
 CURVES_OF: dict[str, tuple[Curve, ...]] = {

@@ -17,10 +17,17 @@ from service.dependencies import Compare, ResultsSession, app_state_of, render_p
 from service.http.errors import declared
 from service.pages import concluding, opening, planning, wording
 from service.pages.charts import draw_arms, draw_blocks, draw_trend, mark_labs, mark_pairs
-from service.pages.citing import bibtex, bibtex_paper, claim_badge, json_ld, paper_badge, times_reproduced
+from service.pages.citing import (
+    article_of,
+    bibtex,
+    bibtex_paper,
+    claim_badge,
+    json_ld,
+    paper_badge,
+    times_reproduced,
+)
 from service.pages.dots import draw_claim, draw_lines, draw_strip, share_of
 from service.pages.legend import has_word, known_word, word_of
-from service.pages.linked_data import article_of
 from service.pages.models import describe_looks, first_looks, list_chances, timed_here
 from service.pages.plots import inks_of
 from service.pages.printed import count_errors, lay_out, list_shown, take_apart

@@ -1,11 +1,14 @@
-"""Pages that compare models: an experiment, all models of a data set, and learning curves."""
+"""Pages that compare models: an experiment, all models of a data set, learning curves, and one model alone."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Annotated, Literal
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Annotated, Any, Literal
 
+from anyio import from_thread
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator
 
@@ -22,23 +25,41 @@ from service.database.curves import (
     name_curve,
     unit_of_curve,
 )
+from service.database.samples import Answered, NoSample, Samples, answers_of, list_runs_of
 from service.database.schemas import CurvePointOut
-from service.dependencies import Compare, ResultsSession, app_state_of, render_page, site_of
+from service.dependencies import AppState, Compare, ResultsSession, app_state_of, render_page, site_of
 from service.http.errors import Problem, declared
 from service.http.tabular import Table, rows_as_csv
+from service.inference.batching import AnswerFailed, InferenceStopped, ModelUnavailable
+from service.inference.decoding import Upload
+from service.inference.engine import predict
 from service.pages import models
-from service.pages.charts import Smooth, draw_blocks, draw_costs, draw_curve
-from service.pages.citing import bibtex_table
-from service.pages.comparing import MOST_LINES, first_shown
-from service.pages.linked_data import results_of
-from service.pages.plots import apart, axis_of, inks_of, mark_of
+from service.pages.charts import (
+    MOST_CELLS,
+    Smooth,
+    draw_blocks,
+    draw_costs,
+    draw_curve,
+    draw_curves,
+    picture_of,
+    shade,
+)
+from service.pages.citing import bibtex_table, results_of
+from service.pages.dots import Interval, draw_interval
+from service.pages.formats import value_with
+from service.pages.plots import apart, axis_of, inks_of, interval_of, mark_of, printed_of
+from service.pages.versus import hours_in_words
 from service.pages.wording import name_claims
-from stages.results import METRICS, SHOWN_METRICS, ClaimFilter, list_judged
+from service.slots import Busy
+from stages.checkpoint.contract import CheckpointError
+from stages.results import METRICS, SHOWN_METRICS, ArmComparison, ClaimFilter, MetricInfo, list_judged
 
 router = APIRouter(include_in_schema=False)
 PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
 ON_BOARD = ("result", "parameters", "flops_per_image", "peak_memory_bytes", "latency_seconds_per_sample")
 """Columns of the table of all models; training times are comparable only within one experiment."""
+MOST_TILES = 12  # right images, and as many wrong ones
+MOST_MISTAKES = 8
 
 
 @router.get("/experiments/{name}", responses=declared(404, 422))
@@ -65,7 +86,7 @@ def show_experiment(
             queries.find_arm(experiment, wanted)
     comparison = comparing.compare_one(compare, experiment, profile=profile, metric=metric)
     trained = [item.arm for item in comparison.arms if item.run_keys] if comparison.is_real else []
-    shown = [item for item in trained if item in arm] or first_shown(experiment.arms, trained)
+    shown = [item for item in trained if item in arm] or models.first_shown(experiment.arms, trained)
     curves = known_curves(session, comparison) if trained else []
     chosen = curve if curve in curves else next(iter(curves), None)
     points = list_curves(session, comparison, chosen, shown) if chosen else []
@@ -108,7 +129,7 @@ def show_experiment(
         curve=chosen,
         curves_chart=drawn,
         smooth=drawn.smooth if drawn else 1,
-        most_lines=MOST_LINES,
+        most_lines=models.MOST_LINES,
         epochs=epochs,
         replicates=max((point.replicates for point in points), default=0),
         some_stop=len({point.replicates for point in points}) > 1,
@@ -187,7 +208,7 @@ def show_leaderboard(
         inks=inks_of(session),
         axis=axis,
         marks=[mark_of(entry.arm, METRICS[shown], axis) for entry in entries if axis],
-        most_lines=MOST_LINES,
+        most_lines=models.MOST_LINES,
         columns={
             name: title for name, title in comparing.TITLES.items() if name in ON_BOARD and comparing.has(entries, name)
         },
@@ -209,8 +230,8 @@ def show_curves(
 ) -> Response:
     """Draw a line for each `line=`: a model as `<experiment>.<arm>`, or a run by its key; empty ones are ignored."""
     names = list(dict.fromkeys(name.strip() for name in line if name.strip()))
-    if len(names) > MOST_LINES:
-        raise Problem(422, f"{len(names)} lines; one chart shows at most {MOST_LINES}")
+    if len(names) > models.MOST_LINES:
+        raise Problem(422, f"{len(names)} lines; one chart shows at most {models.MOST_LINES}")
     lines = [find_line(session, name, compare) for name in names]
     curves = curves_of(lines)
     chosen = curve if curve in curves else next(iter(curves), None)
@@ -236,5 +257,102 @@ def show_curves(
         epochs=len({point.epoch for point in points}),
         is_fraction=chosen is not None and unit_of_curve(chosen, kind) == "fraction",
         offered=[item for item in compare(comparing.Question()) if item.is_real],
-        most=MOST_LINES,
+        most=models.MOST_LINES,
     )
+
+
+@router.get("/models/{name}", responses=declared(404))
+def show_model(name: str, request: Request, session: ResultsSession, compare: Compare) -> Response:
+    """Show the model `<experiment>.<arm>` by its strongest results."""
+    experiment = queries.find_experiment(session, name.partition(".")[0][:80])
+    arms = {arm.name: arm for arm in experiment.arms}
+    arm = queries.find_arm(experiment, name.partition(".")[2])
+    dataset = queries.find_dataset(session, experiment.dataset)
+    comparison = comparing.compare_one(compare, experiment)
+    ours = next((item for item in comparison.arms if item.arm == arm.name), None)  # untrained variants are left out
+    results = list_runs_of(session, comparison, arm.name)
+    weights = queries.list_checkpoints(session, arm_of=(experiment.name, arm.name))
+    served = [row for row in weights if row.is_stand_in == (comparison.provenance == "embedded")]
+    answered = answers_of(session, results, dataset.classes) if dataset.kind == "images" else None
+    curves = known_curves(session, comparison, arm=arm.name) if comparison.is_real and results else []
+    claims = [
+        row
+        for row in list_judged(session, ClaimFilter(experiment=experiment.name))
+        if any(fnmatchcase(arm.name, one) for one in (row.claim.arm, row.claim.baseline_arm) if one)
+    ]
+    return render_page(
+        request,
+        "model.html",
+        name=name,
+        arm=arm,
+        against=arms[arm.against].title if arm.against and arm.against != arm.name else None,
+        recipe=models.recipes(experiment)[arm.name],
+        experiment=experiment,
+        dataset=dataset,
+        paper=queries.find_paper(session, experiment.paper),
+        comparison=comparison,
+        ours=ours,
+        plot=_plot(ours, comparison.metric),
+        chance=models.describe_chance(comparison, dataset, (arm.name,)),
+        hours=hours_in_words(arm.hours),
+        results=results,
+        panels=draw_curves({one: list_curves(session, comparison, one, [arm.name]) for one in curves}, dataset.kind),
+        answered=answered,
+        classes=[one.replace("_", " ") for one in dataset.class_names],
+        shades=shade(answered.confusion) if answered and dataset.classes <= MOST_CELLS else None,
+        picture=picture_of(answered.confusion) if answered and dataset.classes > MOST_CELLS else None,
+        mistakes=answered.mistakes(MOST_MISTAKES) if answered else [],
+        tiles=_tiles(request, dataset.name, answered, next(iter(served), None)) if answered else None,
+        served=served,
+        claims=claims,
+        names=name_claims(session, claims),
+    )
+
+
+def _plot(ours: ArmComparison | None, metric: MetricInfo) -> Interval | None:
+    """Draw the model's number, its interval over replicates or, for one run, test images, and the printed number."""
+    if ours is None or ours.ours is None or (interval := interval_of(ours)) is None:
+        return None
+    low, high, _ = interval
+    write = value_with(low, high, metric.unit)
+    text = f"{metric.title}: {write(ours.ours.value)}, 95 % interval {write(low)} to {write(high)}"
+    return draw_interval(ours.ours.value, (low, high), write, side="ours", text=text, printed=printed_of(ours, metric))
+
+
+def _tiles(
+    request: Request, dataset: str, answered: Answered, served: queries.ServedCheckpoint | None
+) -> dict[str, Any] | None:
+    """Return the first wrong and right images with their right runs and the answer of `served`; None without images."""
+    parts = app_state_of(request)
+    try:
+        samples = Samples(parts.settings.root, dataset, parts.settings.root_path)
+    except NoSample:
+        return None
+    if samples.info.digest != answered.data_digest:
+        return None
+    found: dict[str, list[int]] = {"wrong": [], "right": []}
+    for position in samples.positions:
+        side = found["right" if 2 * answered.right[position] > answered.runs else "wrong"]
+        if len(side) < MOST_TILES:
+            side.append(position)
+    chosen = [*found["wrong"], *found["right"]]
+    answers = dict(zip(chosen, _ask(parts, samples, chosen, served) if served else (), strict=False))
+    if served and not answers:
+        request.scope["state"].pop("etag", None)  # the page is incomplete while the model can't answer
+    return {
+        side: [(samples.describe(one), int(answered.right[one]), answers.get(one)) for one in positions]
+        for side, positions in found.items()
+    } | {"here": len(samples.positions)}
+
+
+def _ask(parts: AppState, samples: Samples, positions: list[int], served: queries.ServedCheckpoint) -> tuple[str, ...]:
+    """Return the model's cached answers to these images; () while it can't answer."""
+    key = (served.sha256, samples.info.digest)
+    if key not in parts.answers:
+        uploads = [Upload(f"{position}.png", samples.png(position)) for position in positions]
+        try:
+            found = from_thread.run(partial(predict, uploads, [served], parts.engine, top_k=1))
+        except (Busy, CheckpointError, InferenceStopped, AnswerFailed, ModelUnavailable):
+            return ()
+        parts.answers[key] = tuple(image.answers[0].top[0].name for image in found.images)
+    return parts.answers[key]

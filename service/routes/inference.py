@@ -20,8 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from service.database import queries
 from service.database.samples import Samples
 from service.database.schemas import ImageAnswersOut, PredictionOut, SampleOut
-from service.dependencies import AppState, app_state_of, render_page
-from service.http.disconnects import unless_gone
+from service.dependencies import AppState, app_state_of, render_page, unless_gone
 from service.http.errors import Problem, declared, preferred
 from service.http.strict import FormRoute, only_file
 from service.inference.decoding import Upload

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 
 from service.database import queries, schemas
-from service.dependencies import ResultsSession, app_state_of
-from service.http.disconnects import unless_gone
+from service.dependencies import ResultsSession, app_state_of, unless_gone
 from service.http.errors import declared
 from service.inference.choices import find_version, find_versions
 from service.inference.tensors import InferRequest, describe_tensors, read_request, write_answer

@@ -23,9 +23,8 @@ from service.http.caching import tag_answer
 from service.http.errors import Problem, declared, own_path
 from service.http.tabular import PageRoute
 from service.pages.charts import draw_curves, draw_inside, draw_overlay
-from service.pages.comparing import answer_best, curve_for, first_shown, lay_panels
-from service.pages.linked_data import results_on
-from service.pages.models import describe_chance
+from service.pages.citing import results_on
+from service.pages.models import answer_best, curve_for, describe_chance, first_shown, lay_panels
 from service.pages.plots import Drawing, Ink, inks_of
 from service.pages.repository import render
 from service.pages.wording import name_claims

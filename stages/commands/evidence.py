@@ -24,6 +24,8 @@ from stages.datasets.sources import find_source
 from stages.faults import named
 from stages.params.experiment import load_params
 from stages.proving.show import compare_again, show_equivalent
+from stages.recording import append_only
+from stages.recording.sources import lab_seeds
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.object_store import BLOBS, WORK, ObjectStore, open_store, store_folder
 from stages.runs.revisions import is_full_clone, refusal
@@ -138,8 +140,7 @@ def publish(options: argparse.Namespace) -> Answer:
 
 def contribute(options: argparse.Namespace) -> Answer:
     """Pack results for another clone; `--seeds` only lists the seeds that a lab adds to the planned ones."""
-    from stages.recording.sources import lab_seeds  # brings the database
-    from stages.upkeep import contributing
+    from stages.upkeep import contributing  # brings the database
 
     params = load_params()
     names = [find_experiment(params, name).name for name in options.experiments] or [
@@ -251,8 +252,6 @@ def audit(options: argparse.Namespace) -> Answer:
 
     The exit code is 1 if something committed is missing without a reason.
     """
-    from stages.recording import append_only  # brings the database
-
     if words := refusal(Path()):
         raise PublishError(f"needs the project's git history: {words}; if this is an archive, clone the project")
     if not is_full_clone(Path()):

@@ -35,7 +35,7 @@ from stages.params.stage_inputs import stage_inputs
 from stages.preloaded import ADDRESS, ask
 from stages.runs.object_store import open_store
 from stages.runs.revisions import refusal, without_git_variables
-from stages.scheduling.journal import StageTimes, left_to_train
+from stages.scheduling.journal import left_to_train
 from stages.scheduling.runner import find_experiment
 
 
@@ -70,25 +70,22 @@ class BackgroundEvaluator:
             self._started.add(experiment)
         trained = [name.partition("@")[2] for name in succeeded if name.startswith("train@")]
         waiting = [name for name in trained if name not in self._started]
-        if self._is_wanted and waiting and not self._is_busy():
+        while self._call is not None:
+            try:
+                answer = self._call.recv(64)
+            except BlockingIOError:  # it is running
+                return
+            except OSError:
+                answer = b""
+            if not answer:
+                self._end()
+        if self._is_wanted and waiting:
             chosen = waiting[0 if verb == "train" else -1]
             self._started.add(chosen)
             with open(os.devnull, "r+b") as null, suppress(OSError):  # if no process listens, the stage evaluates
                 files = [null.fileno()] * 3
                 self._call = ask(self._address, "stages.evaluate", [chosen, "--ahead"], self._environment, files)
                 self._call.setblocking(False)
-
-    def _is_busy(self) -> bool:
-        while self._call is not None:
-            try:
-                answer = self._call.recv(64)
-            except BlockingIOError:
-                return True
-            except OSError:
-                answer = b""
-            if not answer:
-                self._end()
-        return False
 
     def _end(self) -> None:
         if self._call is not None:
@@ -105,11 +102,10 @@ _LAST_LINES = 20
 
 
 class LogView:
-    """Follows the log and shows progress; `stages` has the expected stages, each with its weight."""
+    """Follows the log and shows progress; `stages` has the expected stages, each with its number of runs."""
 
-    def __init__(self, log: Path, stages: Mapping[str, float]) -> None:
+    def __init__(self, log: Path, stages: Mapping[str, int]) -> None:
         self.log, self.stages, self._store = log, stages, open_store()
-        self._times = StageTimes(stages)
         self.started = time.monotonic()
         self.stage, self.seen, self.ran = "", 0, 0
         self.is_interrupted = False
@@ -156,14 +152,12 @@ class LogView:
             self._stage_from = offset
             self.stage, self._stage_started, self._is_open = stage, time.monotonic(), True
             self._counted, self._left = 0.0, None
-            self._times.start(stage)
             self.seen += 1
             self.ran += 1
             if not self._terminal.is_terminal:
                 print(self._position(), end="", flush=True)
         elif match := _SKIPPED.fullmatch(line):
             self._end()
-            self._times.skip(match[1].decode())
             self.seen += 1
             self._stage_from = offset + len(line) + 1
         elif line.startswith(b"Updating lock file"):
@@ -172,11 +166,10 @@ class LogView:
     def _end(self, *, is_failed: bool = False) -> None:
         """Complete the line printed at the stage's start with its number of runs and its duration."""
         if self._is_open:
-            self._times.end(time.monotonic() - self._stage_started)
             self.ended.append(self.stage)
-        if self._is_open and not self._terminal.is_terminal:
-            runs = self._runs_done(is_over=not is_failed)
-            print(f": {f'{runs}, ' if runs else ''}{in_words(time.monotonic() - self._stage_started)}", flush=True)
+            if not self._terminal.is_terminal:
+                runs = self._runs_done(is_over=not is_failed)
+                print(f": {f'{runs}, ' if runs else ''}{in_words(time.monotonic() - self._stage_started)}", flush=True)
         self._is_open = False
 
     def _runs_done(self, *, is_over: bool = False) -> str:
@@ -191,7 +184,7 @@ class LogView:
             self._left = left_to_train(self._store, experiment, began)
         if self._left is None and not is_over:
             return ""
-        runs = int(self.stages[self.stage])
+        runs = self.stages[self.stage]
         return f"{max(0, runs - (self._left[0] if self._left else 0))} of {runs} runs"
 
     def _position(self) -> str:
@@ -204,9 +197,8 @@ class LogView:
             words = self._position()
             if runs := self._runs_done() if self._is_open else "":
                 words += f", {runs}"
-            left = self._times.left(time.monotonic() - self._stage_started, self._left[1] if self._left else None)
-            if left is not None:
-                words += f", about {in_words(left)} left"
+                if self._left and self._left[1]:
+                    words += f", trained in about {in_words(self._left[1])}"
         return Text(f"{words} ({in_words(time.monotonic() - self.started)} so far)", no_wrap=True, overflow="ellipsis")
 
     def success(self) -> list[str]:
@@ -236,12 +228,8 @@ _END_SECONDS = 10
 _POLL_SECONDS = 0.1
 
 
-class BrokenLock(Mistake, ValueError):
-    """DVC couldn't read its lock file; the message says what to do."""
-
-
 def refuse_broken_lock(path: Path) -> None:
-    """Raise `BrokenLock` if `dvc.lock` can't be read; DVC would only quote its parser's error."""
+    """Raise a `Mistake` if `dvc.lock` can't be read; DVC would only quote its parser's error."""
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -254,14 +242,10 @@ def refuse_broken_lock(path: Path) -> None:
         except yaml.YAMLError as error:
             fault = f"is damaged or cut short ({describe_yaml(error)})"
     if fault:
-        raise BrokenLock(
+        raise Mistake(
             f"{path} {fault}; `git checkout {path}` brings back the committed one, `rm {path}` starts a new one. "
             "Either way, nothing is trained or evaluated again, because all results are in data/store"
         )
-
-
-class AnotherRepro(Mistake, ValueError):
-    """Another repro is running in this folder; the message names its process and says what to do."""
 
 
 @contextmanager
@@ -274,7 +258,7 @@ def locked(path: Path) -> Iterator[None]:
         except BlockingIOError:
             held.seek(0)
             pid = held.read().strip()
-            raise AnotherRepro(
+            raise Mistake(
                 f"another repro is running in this folder (process {pid}), so nothing was done. "
                 "`claimcheck status --watch` shows how far it is; wait for its end, "
                 f"or stop it by `kill {pid}`: its finished trainings are kept"
@@ -288,11 +272,6 @@ def locked(path: Path) -> Iterator[None]:
 def repro(options: argparse.Namespace) -> Answer:
     """Run the pipeline, or the part of it that the named experiments need."""
     refuse_broken_lock(Path("dvc.lock"))
-    with locked(LOGS / "repro.pid"):
-        return _repro(options)
-
-
-def _repro(options: argparse.Namespace) -> Answer:
     params = load_params()
     experiments = [find_experiment(params, name).name for name in options.experiments]
     targets = ["analyse", *(f"evaluate@{name}" for name in experiments)] if experiments else []
@@ -300,22 +279,24 @@ def _repro(options: argparse.Namespace) -> Answer:
     if experiments:  # without --single-item, DVC would first evaluate all experiments
         commands.append(["stages.commands.dvc", "repro", "--single-item", "record", "report"])
     log = LOGS / f"repro-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
-    for old in sorted(LOGS.glob("repro-*.log"))[: 1 - _KEPT_LOGS]:
-        old.unlink(missing_ok=True)
-    no_git = refusal(Path())
-    if no_git:
-        print(f"repro: {no_git}; this runs without git, and results name no revision", file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="claimcheck-") as folder, log.open("wb") as written:
+    with (
+        locked(LOGS / "repro.pid"),
+        tempfile.TemporaryDirectory(prefix="claimcheck-") as folder,
+        log.open("wb") as written,
+    ):
+        for old in sorted(LOGS.glob("repro-*.log"))[:-_KEPT_LOGS]:
+            old.unlink(missing_ok=True)
+        if no_git := refusal(Path()):
+            print(f"repro: {no_git}; this runs without git, and results name no revision", file=sys.stderr)
         address = str(Path(folder) / "preloaded")
         names = ["inputs", *stage_inputs(params)]
         wanted = {*experiments, *(params.experiments[name].dataset for name in experiments)}
         kept = [name for name in names if not experiments or "@" not in name or name.partition("@")[2] in wanted]
-        weights = dict.fromkeys(kept, 1.0)  # runs of an experiment
+        runs = dict.fromkeys(kept, 0)
         for name in kept:
             if (experiment := params.experiments.get(name.partition("@")[2])) is not None:
-                runs = plan_runs(experiment, params.profile, params.datasets[experiment.dataset])
-                weights[name] = max(1.0, len(runs))
-        view = LogView(log, weights)
+                runs[name] = len(plan_runs(experiment, params.profile, params.datasets[experiment.dataset]))
+        view = LogView(log, runs)
         own = _environment(Path(folder), has_git=not no_git)
         environment = own | {ADDRESS: address}
         server = _preloaded_server(environment, written.fileno(), view)

@@ -20,17 +20,13 @@ _KEPT = ("evidence", "models", "registrations")
 _SECTION = re.compile(r"^(\w+):.*\n(?:(?:[ #].*)?\n)*", re.MULTILINE)
 
 
-class ProjectExists(Mistake, ValueError):
-    """The folder already has a project; the message says what to do."""
-
-
 def start(_: argparse.Namespace) -> Answer:
     """Write the files of a project with its example, and make the folder a DVC repository if it isn't in one."""
     found = dict(_files())
     if here := [
         name for name in found if Path(name).exists() and name not in (".gitignore", ".dvcignore", "README.md")
     ]:
-        raise ProjectExists(
+        raise Mistake(
             f"{', '.join(here)}: already in this folder, so nothing was written; "
             "in a repository with a pipeline, make a folder for the paper and run claimcheck init there"
         )

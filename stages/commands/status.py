@@ -23,14 +23,13 @@ from stages.datasets.packed import PackedDataError, read_info
 from stages.faults import Mistake, named
 from stages.params.experiment import Params, ParamsError, PlannedRun, RunName, load_params
 from stages.params.schema import nearest
-from stages.results import ResultsUnavailable
 from stages.run import RunSpec, changed_parts
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, read_equivalences
 from stages.runs.evidence import EvidenceLine, evidence_files, read_lines
 from stages.runs.object_store import open_store
 from stages.scheduling.engine.leases import Leases, is_gone, owner_in_words
-from stages.scheduling.journal import ProgressRow, Watched, watch
+from stages.scheduling.journal import Watched, watch
 from stages.scheduling.planning import two_digits
 from stages.scheduling.runner import CachedKey, cached_keys, find_outcome, keyed_runs, previous_specs
 
@@ -46,7 +45,7 @@ def status(options: argparse.Namespace) -> Answer:
     if options.watch and terminal.is_terminal and not options.json:
         try:
             with Live(
-                console=terminal, get_renderable=lambda: Group(*view.trainings_shown()), auto_refresh=False
+                console=terminal, get_renderable=lambda: Group(*_show_trainings(view)), auto_refresh=False
             ) as live:
                 while True:
                     view.refresh()
@@ -57,7 +56,7 @@ def status(options: argparse.Namespace) -> Answer:
     view.refresh()
     if view.missing is not None and not view.watched.sessions and not options.watch:
         raise view.missing
-    shown = view.trainings_shown()
+    shown = list(_show_trainings(view))
     if not options.watch:
         verdicts = _show_verdicts(view.tallies) if view.tallies else [str(view.missing)]
         shown = [*verdicts, *(["", *shown] if view.watched.is_live or view.missing is not None else [])]
@@ -68,14 +67,14 @@ class View:
     """Reads the store and the database, for the named papers or for all."""
 
     def __init__(self, params: Params, papers: Sequence[str], metrics: Path | None) -> None:
-        from stages.results import UnknownPaper, tally  # brings the database
+        from stages.results import ResultsUnavailable, UnknownPaper, tally  # brings the database
 
         self.params, self.metrics = params, metrics
         self.experiments = [name for name, one in params.experiments.items() if one.paper in papers]
         self.watched = Watched(sessions=(), rows=(), finished=(), left_seconds=None)
         self.brought: list[priorities.Brought] = []
         self._served: tuple[str, ...] = ()
-        self.missing: ResultsUnavailable | None = None
+        self.missing: Mistake | None = None
         try:
             with open_database()() as session:
                 counts: dict[str, Any] = {row.paper: row for row in tally(session)}
@@ -113,9 +112,6 @@ class View:
             },
         }
 
-    def trainings_shown(self) -> list[RenderableType]:
-        return list(_show_trainings(self.watched, self.brought))
-
 
 def _show_verdicts(tallies: Sequence[Any]) -> Iterator[RenderableType]:
     from stages.recording.reporting import by_ground, shared_errors  # brings the database
@@ -139,7 +135,8 @@ def _show_verdicts(tallies: Sequence[Any]) -> Iterator[RenderableType]:
     yield TextTable([Column("verdict", left=True), Column("because", left=True), Column("claims")], verdicts)
 
 
-def _show_trainings(watched: Watched, brought: Sequence[priorities.Brought]) -> Iterator[RenderableType]:
+def _show_trainings(view: View) -> Iterator[RenderableType]:
+    watched = view.watched
     if not watched.sessions:
         yield "no training has run in this store yet"
         return
@@ -155,7 +152,15 @@ def _show_trainings(watched: Watched, brought: Sequence[priorities.Brought]) -> 
     numbers = [Column(name) for name in ("running", "waiting", "done", "failed", "lost")]
     more = [Column("samples/s", 1), Column("hours\nspent", 2), Column("hours\nleft", 1), Column("USD\nspent", 3)]
     columns = [Column("experiment", left=True), Column("node", 1, left=True), *numbers, *more, Column("USD\nleft", 3)]
-    yield TextTable(columns, [_cells(row) for row in watched.rows])
+    rows = []
+    for row in watched.rows:
+        states = [str(row.runs[state]) for state in ("running", "waiting", "done", "failed", "lost")]
+        hours = [None if seconds is None else seconds / 3600 for seconds in (row.seconds, row.left_seconds)]
+        samples = f"{row.samples_per_second:,.0f}" if row.runs["running"] else ""
+        amounts = (*hours, row.usd, row.left_usd)
+        told = ["?" if value is None else two_digits(value) if value else "0" for value in amounts]
+        rows.append([row.experiment, row.node or "–", *states, samples, *told])
+    yield TextTable(columns, rows)
     running = [(group, one) for one in watched.sessions for group in one.groups if group.state == "running"]
     if running:
         yield ""
@@ -170,16 +175,7 @@ def _show_trainings(watched: Watched, brought: Sequence[priorities.Brought]) -> 
         yield f"{group.label}: {group.state}, {group.message}"
     if watched.left_seconds:
         yield f"everything is done in about {in_words(watched.left_seconds)}"
-    yield from _show_brought(watched, brought)
-
-
-def _cells(row: ProgressRow) -> list[str]:
-    states = [str(row.runs[state]) for state in ("running", "waiting", "done", "failed", "lost")]
-    hours = [None if seconds is None else seconds / 3600 for seconds in (row.seconds, row.left_seconds)]
-    samples = f"{row.samples_per_second:,.0f}" if row.runs["running"] else ""
-    numbers = (*hours, row.usd, row.left_usd)
-    told = ["?" if value is None else two_digits(value) if value else "0" for value in numbers]
-    return [row.experiment, row.node or "–", *states, samples, *told]
+    yield from _show_brought(watched, view.brought)
 
 
 def _more(number: int, what: str) -> Iterator[RenderableType]:
@@ -231,19 +227,15 @@ _GAUGES = {
 """Metrics of a row of `stages.scheduling.journal`; unknown numbers are left out."""
 
 
-class MetricsError(Mistake, ValueError):
-    """The metrics can't be written where they are wanted."""
-
-
 def write_metrics(path: Path, papers: Sequence[Mapping[str, Any]], trainings: Mapping[str, Any], now: float) -> None:
     """Write the metrics atomically: a reader sees the old ones or the new ones.
 
     Raises:
-        MetricsError: there is no such folder.
+        Mistake: there is no such folder.
         OSError: the file can't be written.
     """
     if not path.parent.is_dir():
-        raise MetricsError(f"{path}: no folder {path.parent}; node_exporter's --collector.textfile.directory names one")
+        raise Mistake(f"{path}: no folder {path.parent}; node_exporter's --collector.textfile.directory names one")
     registry = CollectorRegistry()
     runs = Gauge("claimcheck_training_runs", "Trainings by state.", [*_ROW, "state"], registry=registry)
     gauges = {name: Gauge(metric, said, _ROW, registry=registry) for name, (metric, said) in _GAUGES.items()}

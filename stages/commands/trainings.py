@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from stages.runs.store import write_atomically
 from stages.scheduling.display import progress_display
 from stages.scheduling.engine.groups import Group, form_groups
 from stages.scheduling.planning import (
-    Planned,
     PlannedCost,
     add_up,
     in_other_profile,
@@ -41,7 +40,15 @@ from stages.scheduling.planning import (
     two_digits,
     what_counts,
 )
-from stages.scheduling.runner import Outcomes, find_experiment, keyed_runs, read_packed, slot_devices, train_together
+from stages.scheduling.runner import (
+    Order,
+    Outcomes,
+    find_experiment,
+    keyed_runs,
+    read_packed,
+    slot_devices,
+    train_together,
+)
 from stages.verdicts.power import format_chance
 
 PREFIXES = {1e21: "Z", 1e18: "E", 1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
@@ -118,7 +125,7 @@ def _measure(
     """Measure how many seconds the missing trainings of each experiment, and all together, take on this machine."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `run` trains
     devices = slot_devices(device, params)
-    planned: list[tuple[str, Planned]] = []
+    groups: list[Group] = []
     seen, left_out = set[str](), list[str]()
     for name in names:
         experiment = params.experiments[name]
@@ -132,17 +139,13 @@ def _measure(
         seen |= runs.keys()
         for specs, is_stack in form_groups(missing, info.train_images, outcomes.store):
             data = Path("data/processed") / experiment.dataset
-            group = Group(label=f"{name} {specs[0].model.path}", specs=specs, data=data, is_stack=is_stack)
-            flops = counts.count(specs[0].model, info.shape, info.vocabulary)
-            planned.append((name, Planned(group, info.train_images, info.test_images, flops)))
+            groups.append(Group(label=f"{name} {specs[0].model.path}", specs=specs, data=data, is_stack=is_stack))
     started = time.monotonic()
     rate = params.rates["cuda" if devices[0].startswith("cuda") else "cpu"]
-    seconds, start = measured_seconds(
-        [one for _, one in planned], devices, rate, lambda text: print(text, file=sys.stderr)
-    )
+    seconds, start = measured_seconds(groups, counts.count, devices, rate, lambda text: print(text, file=sys.stderr))
     each = [
-        (name, len(one.group.specs), second)
-        for (name, one), second in zip(planned, seconds, strict=True)
+        (group.label.partition(" ")[0], len(group.specs), second)
+        for group, second in zip(groups, seconds, strict=True)
         if second is not None
     ]
     return {
@@ -297,27 +300,35 @@ def run(options: argparse.Namespace) -> Answer:
         write_profile(options.profile)
     params = load_params()
     names = [find_experiment(params, name).name for name in options.experiments or params.experiments]
-    # Waiting threads sleep: if they spun, they would stall all work where several trainings share the cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
     counts = FlopCounts()
-    out = sys.stderr if options.json else sys.stdout  # nothing but the document goes to standard output
-    with redirect_stdout(out), stop_on_signals() as stop, progress_display(out) as report:
-        missing, left = train_together(
-            dict.fromkeys(names),
-            params,
-            data=Path("data"),
-            devices=slot_devices(options.device, params, options.engine),
-            report=report,
-            stop=stop,
-            engine=options.engine,
-            order=longest_first(params, options.device, counts.count),
-        )
+    order = longest_first(params, options.device, counts.count)
+    missing, left = _train(dict.fromkeys(names), params, options, options.device, order)
     counts.save()
     shown = f"{missing - left} of {missing} missing runs trained"
     document = {"missing": missing, "trained": missing - left}
     if left:
         return Answer(document=document, shown=[f"{shown}; run the same command again to train the rest"], code=1)
     return Answer(document=document, shown=[f"{shown}; `make repro` evaluates and records them"])
+
+
+def _train(
+    chosen: Mapping[str, Collection[str] | None], params: Params, options: argparse.Namespace, device: str, order: Order
+) -> tuple[int, int]:
+    """Train as `train_together` does, with progress; Ctrl-C saves all states, from which the next call resumes."""
+    # Waiting threads sleep: if they spun, they would stall all work where several trainings share the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which is later
+    out = sys.stderr if options.json else sys.stdout  # nothing but the document goes to standard output
+    with redirect_stdout(out), stop_on_signals() as stop, progress_display(out) as report:
+        return train_together(
+            chosen,
+            params,
+            data=Path("data"),
+            devices=slot_devices(device, params, options.engine),
+            report=report,
+            stop=stop,
+            engine=options.engine,
+            order=order,
+        )
 
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
@@ -344,6 +355,27 @@ def next_trainings(options: argparse.Namespace) -> Answer:
     if options.run and params.profile_name != PROFILE:
         raise ParamsError(f"params.yaml has the profile {params.profile_name}; first: claimcheck profile {PROFILE}")
     found = propose(Path(), params, options.device, budget=options.budget, experiments=names)
+    document = _describe(found, params, options.device, options.budget)
+    if not options.run or not found.steps:
+        return Answer(document=document, shown=list(_show(document, params)))
+    if not options.json:
+        for part in _show(document, params):
+            Terminal().print(part, soft_wrap=isinstance(part, str))
+    places = {run: number for number, step in enumerate(found.steps) for run in step.items}
+    chosen: dict[str, list[str]] = defaultdict(list)
+    for run in places:
+        chosen[run.experiment].append(run.cell)
+
+    def place(runs: Sequence[PlannedRun], together: int) -> float:
+        return min(places.get(run.name, len(places)) for run in runs)
+
+    _, left = _train(chosen, params, options, os.environ.get("CLAIMCHECK_DEVICE", "auto"), place)
+    document["is_trained"] = is_complete = left == 0
+    said = "trained; `make repro` evaluates and judges them" if is_complete else "some of it was not trained; see above"
+    return Answer(document=document, shown=[said], code=0 if is_complete else 1)
+
+
+def _describe(found: Proposal, params: Params, device: str, budget: float) -> dict[str, Any]:
     steps, prospects, lacking, seconds = found.steps, found.prospects, found.lacking, found.seconds
     reached = {prospects[name].look.claim.id for step in steps for name in step.completed}
     waiting = {name for name, runs in lacking.items() if not runs}
@@ -364,48 +396,15 @@ def next_trainings(options: argparse.Namespace) -> Answer:
             for claim, one in last.items()
         ]
         documented.append({"seconds": step.seconds, "runs": [run.label for run in step.items], "claims": completed})
-    document = {
-        "device": options.device,
-        "budget_seconds": options.budget,
+    return {
+        "device": device,
+        "budget_seconds": budget,
         "seconds": spent,
-        "usd": spent / 3600 * params.rates[options.device].usd_per_hour,
+        "usd": spent / 3600 * params.rates[device].usd_per_hour,
         "steps": documented,
         "trained": list(dict.fromkeys(prospects[name].look.claim.id for name in prospects if name in waiting)),
         "left": {"claims": len(costs), "cheapest_seconds": min(costs, default=None)},
     }
-    if not options.run or not steps:
-        return Answer(document=document, shown=list(_show(document, params)))
-    if not options.json:
-        for part in _show(document, params):
-            Terminal().print(part, soft_wrap=isinstance(part, str))
-    is_complete = _train(found, params, options)
-    document["is_trained"] = is_complete
-    said = "trained; `make repro` evaluates and judges them" if is_complete else "some of it was not trained; see above"
-    return Answer(document=document, shown=[said], code=0 if is_complete else 1)
-
-
-def _train(proposal: Proposal, params: Params, options: argparse.Namespace) -> bool:
-    """Train the proposed runs in order; Ctrl-C saves their states, from which the next call resumes."""
-    places = {run: number for number, step in enumerate(proposal.steps) for run in step.items}
-    chosen: dict[str, list[str]] = defaultdict(list)
-    for run in places:
-        chosen[run.experiment].append(run.cell)
-
-    def place(runs: Sequence[PlannedRun], together: int) -> float:
-        return min(places.get(run.name, len(places)) for run in runs)
-
-    with stop_on_signals() as stop, progress_display(sys.stderr if options.json else sys.stdout) as report:
-        _, left = train_together(
-            chosen,
-            params,
-            data=Path("data"),
-            devices=slot_devices(os.environ.get("CLAIMCHECK_DEVICE", "auto"), params, options.engine),
-            report=report,
-            stop=stop,
-            engine=options.engine,
-            order=place,
-        )
-    return left == 0
 
 
 def _show(document: Mapping[str, Any], params: Params) -> Iterator[RenderableType]:

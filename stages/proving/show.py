@@ -23,7 +23,6 @@ from typing import Any
 from stages.datasets.packed import (
     ImageSet,
     PackedDataError,
-    PackedInfo,
     TableSet,
     TokenSet,
     digest_images,
@@ -235,8 +234,34 @@ class PackedSets:
             held_out = 1 / split.folds
         wanted = max(2, math.ceil(batches * protocol.batch_size / (1 - held_out)))
         target = self.scratch / "cut" / f"{info.dataset}-{info.digest[:12]}-{wanted}"
-        if not target.exists():
-            _write_cut(folder, info, wanted, target)
+        if target.exists():
+            return target
+        train: ImageSet | TableSet | TokenSet
+        test: ImageSet | TableSet | TokenSet
+        if info.kind == "table":
+            tables = ((read_table(folder, "train"), wanted), (read_table(folder, "test"), _TEST_ROWS))
+            train, test = (TableSet(rows.features[:n], rows.targets[:n]) for rows, n in tables)
+            digest = digest_tables(train, test, info.classes)
+        elif info.kind == "text":
+            window = info.shape[0]
+            train = TokenSet(read_tokens(folder, "train").tokens[: wanted * window + 1])
+            test = TokenSet(read_tokens(folder, "test").tokens[: 2 * window + 1])
+            digest = digest_tokens(train, test, window)
+        else:
+            images = ((read_images(folder, "train"), wanted), (read_images(folder, "test"), _TEST_ROWS))
+            train, test = (ImageSet(rows.images[:n], rows.labels[:n]) for rows, n in images)
+            digest = digest_images(train, test, info.classes)
+        described = dataclasses.replace(
+            info,
+            digest=digest,
+            train_images=len(train),
+            test_images=len(test),
+            test_rows=None,
+            excluded_test_images=0,
+            provenance="embedded" if info.provenance == "embedded" else "subset",
+        )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_packed(target, {"train": train, "test": test}, described)
         return target
 
 
@@ -253,59 +278,25 @@ def cut_run(packed: PackedSets, run: KnownRun, steps: int) -> list[Cut]:
     small = min(size, _LARGEST_BATCH[kind_of(run.spec)])
     found = []
     for batch_size, epochs, batches in [(small, 2, max(1, steps // 2) - 0.5), (size, 1, 1.5)][: 1 + (size > small)]:
-        protocol = _cut_protocol(whole.protocol, batch_size, epochs, math.ceil(batches))
+        steps_per_epoch, longest = math.ceil(batches), whole.protocol.steps_per_epoch
+        schedule, stop = whole.protocol.schedule, whole.protocol.early_stop
+        if schedule.warmup_steps:
+            warmup = min(schedule.warmup_steps, max(1, epochs * steps_per_epoch // 4))
+            schedule = dataclasses.replace(schedule, warmup_steps=warmup)
+        protocol = dataclasses.replace(
+            whole.protocol,
+            batch_size=batch_size,
+            epochs=epochs,
+            schedule=schedule,
+            early_stop=stop and dataclasses.replace(stop, from_epoch=1, patience=1),
+            steps_per_epoch=None if longest is None else min(longest, steps_per_epoch),
+        )
         data = packed.cut(folder, protocol, whole.replicate, batches)
         first = dataclasses.replace(whole, protocol=protocol, data_digest=read_info(data).digest)
         second = dataclasses.replace(whole.replicate, seed=whole.replicate.seed + 1)
         both = first, dataclasses.replace(first, replicate=second)
         found.append(Cut(both if run.is_stacked else both[:1], data))
     return found
-
-
-def _cut_protocol(protocol: Protocol, batch_size: int, epochs: int, steps_per_epoch: int) -> Protocol:
-    schedule, stop = protocol.schedule, protocol.early_stop
-    if schedule.warmup_steps:
-        warmup = min(schedule.warmup_steps, max(1, epochs * steps_per_epoch // 4))
-        schedule = dataclasses.replace(schedule, warmup_steps=warmup)
-    if stop is not None:
-        stop = dataclasses.replace(stop, from_epoch=1, patience=1)
-    return dataclasses.replace(
-        protocol,
-        batch_size=batch_size,
-        epochs=epochs,
-        schedule=schedule,
-        early_stop=stop,
-        steps_per_epoch=None if protocol.steps_per_epoch is None else min(protocol.steps_per_epoch, steps_per_epoch),
-    )
-
-
-def _write_cut(folder: Path, info: PackedInfo, wanted: int, target: Path) -> None:
-    train: ImageSet | TableSet | TokenSet
-    test: ImageSet | TableSet | TokenSet
-    if info.kind == "table":
-        tables = ((read_table(folder, "train"), wanted), (read_table(folder, "test"), _TEST_ROWS))
-        train, test = (TableSet(rows.features[:n], rows.targets[:n]) for rows, n in tables)
-        digest = digest_tables(train, test, info.classes)
-    elif info.kind == "text":
-        window = info.shape[0]
-        train = TokenSet(read_tokens(folder, "train").tokens[: wanted * window + 1])
-        test = TokenSet(read_tokens(folder, "test").tokens[: 2 * window + 1])
-        digest = digest_tokens(train, test, window)
-    else:
-        images = ((read_images(folder, "train"), wanted), (read_images(folder, "test"), _TEST_ROWS))
-        train, test = (ImageSet(rows.images[:n], rows.labels[:n]) for rows, n in images)
-        digest = digest_images(train, test, info.classes)
-    described = dataclasses.replace(
-        info,
-        digest=digest,
-        train_images=len(train),
-        test_images=len(test),
-        test_rows=None,
-        excluded_test_images=0,
-        provenance="embedded" if info.provenance == "embedded" else "subset",
-    )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_packed(target, {"train": train, "test": test}, described)
 
 
 DRIVER = Path("stages/proving/driver.py")
@@ -379,7 +370,8 @@ def check_out(root: Path, revision: str, folder: Path) -> str:
     return name
 
 
-STEPS = 100
+STEPS, FEW_STEPS = 100, 20
+"""Steps of each training, to show that two codes are equal and to check that again."""
 THREADS = (1, 2)
 
 
@@ -441,7 +433,7 @@ def show_equivalent(
     return ComparedRevisions(line, tuple(map(str, paths)), tuple(left_out))
 
 
-def compare_again(root: Path, params: Params, *, steps: int = 20) -> Iterator[tuple[bool | None, str]]:
+def compare_again(root: Path, params: Params) -> Iterator[tuple[bool | None, str]]:
     """Train the smallest path of each line again, with both of its revisions; yield whether the numbers are the same.
 
     None if none of the line's runs is here with its data.
@@ -451,14 +443,14 @@ def compare_again(root: Path, params: Params, *, steps: int = 20) -> Iterator[tu
         packed = PackedSets(root, params, Path(folder))
         for number, line in enumerate(lines, start=1):
             try:
-                same, detail = _compare_line(packed, line, runs, steps, Path(folder) / str(number))
+                same, detail = _compare_line(packed, line, runs, Path(folder) / str(number))
             except EquivalenceError as error:
                 same, detail = False, str(error).removesuffix("; nothing is written")
             yield same, f"{PATH.name}, line {number}: {detail}"
 
 
 def _compare_line(
-    packed: PackedSets, line: EquivalenceLine, runs: Mapping[str, KnownRun], steps: int, scratch: Path
+    packed: PackedSets, line: EquivalenceLine, runs: Mapping[str, KnownRun], scratch: Path
 ) -> tuple[bool | None, str]:
     pairs = [(proof, compared) for proof in line.proofs for compared in proof.compared]
     pairs.sort(key=lambda pair: (pair[1].is_stacked, pair[1].run))  # stacks compile for minutes
@@ -468,7 +460,7 @@ def _compare_line(
         if compared.path != path_of(run.spec):
             raise EquivalenceError(f"{compared.run} takes another path than the line says")
         try:
-            cuts = cut_run(packed, run, steps)
+            cuts = cut_run(packed, run, FEW_STEPS)
         except (DatasetError, PackedDataError):
             continue
         path = ChangedPath(run, compared.path, proof.code(0), proof.code(1), cuts)

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.recording import record
+from stages.recording.builder import record
 from stages.results import (
     ClaimFilter,
     Counts,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,22 +17,16 @@ from pydantic import TypeAdapter, ValidationError
 from stages.claims import (
     ClaimLine,
     Facts,
-    JudgedTable,
-    Judgement,
     PaperDeviations,
     gather,
-    judge_claims,
-    judge_labs,
     place_claims,
     read_claims,
     read_deviations,
 )
 from stages.claims.lines import FAULT
-from stages.claims.trials import ResultGroup
 from stages.faults import Mistake
 from stages.papers.finding import Finding
 from stages.params.experiment import Params, plan_runs
-from stages.results import WORD_OF, Word
 from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
 from stages.runs.consistency import (
     compare_canaries,
@@ -285,8 +279,13 @@ def find_weights(root: Path, found: Sequence[Trial]) -> tuple[dict[str, Weights]
         wanted |= {item.release.sha256} if item.release else set()
     runs = {f"{item.result.experiment}/{item.result.run_key}" for item in found}
     for path in sorted(root / "data" / "runs" / run / "weights.safetensors" for run in runs):
-        if path.is_file() and (digest := _trained_digest(path.with_name("result.json"))) is not None:
-            digests[path] = digest
+        outcome = path.with_name("result.json")
+        if path.is_file() and outcome.is_file():
+            try:
+                digests[path] = str(json.loads(outcome.read_bytes())["weights_sha256"])
+            except (ValueError, KeyError, TypeError):
+                remedy = f"`dvc repro train@{outcome.parts[-3]}` recreates it"
+                raise RecordError(f"{outcome}: damaged; {remedy}") from None
     weights: dict[str, Weights] = {}
     notes = []
     for path, digest in digests.items():
@@ -296,75 +295,6 @@ def find_weights(root: Path, found: Sequence[Trial]) -> tuple[dict[str, Weights]
         else:
             notes.append(f"{relative}: no result has these weights (sha256 {digest[:12]}…); left out")
     return weights, notes
-
-
-def _trained_digest(outcome: Path) -> str | None:
-    """Return the recorded digest; None if the run's folder isn't complete."""
-    try:
-        return str(json.loads(outcome.read_bytes())["weights_sha256"]) if outcome.is_file() else None
-    except (ValueError, KeyError, TypeError):
-        raise RecordError(f"{outcome}: damaged; `dvc repro train@{outcome.parts[-3]}` recreates it") from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class JudgedResults:
-    """The selected results, also in groups by experiment with the strongest first, and the judgements on them.
-
-    `by_lab` has, by claim, what each lab's results say alone, if another lab has results for the claim.  `pooled` has
-    what the labs' means say together.
-    """
-
-    selected: Sequence[Trial]
-    groups: Mapping[str, Sequence[ResultGroup]]
-    judgements: Sequence[Judgement]
-    sentences: Sequence[JudgedTable]
-    by_lab: Mapping[str, Sequence[Mapping[str, Any]]]
-    pooled: Mapping[str, Mapping[str, Any]]
-
-
-def judge(
-    claims: Sequence[ClaimLine],
-    params: Params,
-    found: Sequence[Trial],
-    *,
-    findings: Mapping[str, FindingLine],
-    deviations: Sequence[PaperDeviations],
-    with_power: bool = True,
-) -> JudgedResults:
-    """Judge all claims by the selected results (`select`)."""
-    selected = select(found)
-    groups = gather(params, selected)
-    devices = {paper.paper: paper.device for paper in deviations if paper.device}
-    judgements, sentences = judge_claims(
-        claims, params, findings=findings, groups=groups, devices=devices, with_power=with_power
-    )
-    facts = Facts(
-        claims=claims, params=params, findings=findings, groups=groups, devices=devices, with_power=with_power
-    )
-    by_lab = defaultdict[str, list[Mapping[str, Any]]](list)
-    labs = sorted({group.lab for of_it in groups.values() for group in of_it})
-    for lab in labs if any(labs) else ():
-        alone = {name: [group for group in of_it if group.lab == lab] for name, of_it in groups.items()}
-        for one in judge_claims(claims, params, findings={}, groups=alone, devices=devices, with_power=False)[0]:
-            if one.is_by_training and one.entries:
-                by_lab[one.claim.id].append({"lab": lab} | _row_of(one))
-    others = {claim: rows for claim, rows in by_lab.items() if any(row["lab"] for row in rows)}
-    pooled = {claim.id: judge_labs(claim, facts) for claim in claims if len(others.get(claim.id, ())) > 1}
-    return JudgedResults(
-        selected=selected,
-        groups=groups,
-        judgements=judgements,
-        sentences=sentences,
-        by_lab=others,
-        pooled={claim: _row_of(judgement) for claim, judgement in pooled.items() if judgement is not None},
-    )
-
-
-def _row_of(judgement: Judgement) -> dict[str, Any]:
-    verdict = judgement.verdict
-    numbers = {name: getattr(verdict, name) for name in ("estimate", "confidence", "n", "explanation")} | verdict.ends
-    holds = WORD_OF[verdict.status] is Word.HOLDS
-    return {"status": str(verdict.status), "holds": holds, "ours": judgement.ours} | numbers
 
 
 def facts_today(root: Path, params: Params) -> Facts:

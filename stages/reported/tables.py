@@ -329,7 +329,11 @@ def lint(claims: Table) -> list[RowProblem]:
         one, other = (cells.get((row.dataset, row.metric, arm)) for arm in (row.arm, row.baseline))
         if row.kind not in ("order", "gap") or not (row.printed and one and other):
             continue
-        if not _fits(row, row.printed, one, other):
+        # rounding of the cells and of the gain may explain a printed gain
+        half, slack = (one.precision / 2, other.precision / 2), row.printed.precision / 2 + 1e-12
+        corners = [_gains(row, one.value + i * half[0], other.value + j * half[1]) for i in (-1, 1) for j in (-1, 1)]
+        gain = row.printed.value
+        if not any(min(ends) - slack <= gain <= max(ends) + slack for ends in zip(*corners, strict=True)):
             difference, share, _ = _gains(row, one.value, other.value)
             why = f"{row.text} is printed, but {one.value:g} and {other.value:g} differ by {difference:.4g}"
             problems.append(RowProblem(line=row.line, id=row.id, why=f"{why}, which is {100 * share:.3g} %"))
@@ -343,14 +347,6 @@ def _gains(row: ClaimRow, a: float, b: float) -> tuple[float, float, float]:
     errors = (1 - a, 1 - b) if row.better == "higher" else (b, a)
     fall = 1 - errors[0] / errors[1] if errors[1] and (row.is_share or row.better == "lower") else math.nan
     return a - b, a / b - 1 if b else math.nan, fall
-
-
-def _fits(row: ClaimRow, gain: PrintedNumber, one: PrintedNumber, other: PrintedNumber) -> bool:
-    """True if rounding of the cells and of the gain can explain the printed gain."""
-    half = one.precision / 2, other.precision / 2
-    corners = [_gains(row, one.value + i * half[0], other.value + j * half[1]) for i in (-1, 1) for j in (-1, 1)]
-    slack = gain.precision / 2 + 1e-12
-    return any(min(ends) - slack <= gain.value <= max(ends) + slack for ends in zip(*corners, strict=True))
 
 
 _STYLE = (

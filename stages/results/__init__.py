@@ -3,6 +3,7 @@
 `tables` declares the columns; service and report share the comparison of `comparison`.
 """
 
+from stages.faults import UnknownName
 from stages.results.claims import (
     AGAINST_THE_PAPER,
     FOR_THE_PAPER,
@@ -33,7 +34,6 @@ from stages.results.database import (
     UnknownDataset,
     UnknownExperiment,
     UnknownMetric,
-    UnknownName,
     UnknownPaper,
     UnknownProfile,
     UnknownRun,

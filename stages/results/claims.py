@@ -253,7 +253,20 @@ def narrowed(query: Any, wanted: ClaimFilter) -> Any:
     if wanted.word is not None:
         query = query.where(VerdictRow.status.in_([str(key) for key, word in WORD_OF.items() if word is wanted.word]))
     if wanted.standing is not None:
-        query = query.where(*_standing(wanted.standing))
+        is_setting = Claim.kind.in_([name for name, facts in KINDS.items() if facts.by == "params"])
+        can_be_decided = ~is_setting & VerdictRow.is_decidable
+        waiting, decided = (
+            VerdictRow.status.in_([str(status) for status in group])
+            for group in (NOT_YET, (*FOR_THE_PAPER, *AGAINST_THE_PAPER))
+        )
+        conditions: dict[Standing, ColumnElement[bool]] = {  # as `JudgedClaim.standing`
+            "setting": is_setting,
+            "untestable": ~is_setting & ~VerdictRow.is_decidable,
+            "waiting": can_be_decided & waiting,
+            "decided": can_be_decided & decided,
+            "open": can_be_decided & ~waiting & ~decided,
+        }
+        query = query.where(conditions[wanted.standing])
     if wanted.dataset is not None or wanted.experiment is not None:
         inside = select(ClaimExperiment.claim).join(ExperimentRow, ExperimentRow.name == ClaimExperiment.experiment)
         if wanted.dataset is not None:
@@ -262,21 +275,6 @@ def narrowed(query: Any, wanted: ClaimFilter) -> Any:
             inside = inside.where(ExperimentRow.name == wanted.experiment)
         query = query.where(Claim.id.in_(inside))
     return query
-
-
-def _standing(wanted: Standing) -> Sequence[ColumnElement[bool]]:
-    """Return the conditions of `JudgedClaim.standing` in SQL."""
-    is_setting = Claim.kind.in_([name for name, facts in KINDS.items() if facts.by == "params"])
-    if wanted == "setting":
-        return [is_setting]
-    if wanted == "untestable":
-        return [~is_setting, ~VerdictRow.is_decidable]
-    waiting, decided = (
-        VerdictRow.status.in_([str(status) for status in group])
-        for group in (NOT_YET, (*FOR_THE_PAPER, *AGAINST_THE_PAPER))
-    )
-    own = {"waiting": waiting, "decided": decided, "open": ~waiting & ~decided}
-    return [~is_setting, VerdictRow.is_decidable.is_(True), own[wanted]]
 
 
 def find_judged(session: Session, claim_id: str) -> ClaimRecord:

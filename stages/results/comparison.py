@@ -118,6 +118,15 @@ def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]
         tables.ArmMetricRow.experiment.in_(experiments),
         tables.ArmMetricRow.metric.in_({name for name in metrics if METRICS[name].of_arm}),
     )
+    checkpoints = defaultdict[int, list[str]](list)
+    held = (
+        select(tables.Checkpoint.id, tables.Checkpoint.result_id)
+        .join(tables.Result)
+        .where(tables.Result.experiment.in_(experiments), tables.Result.is_selected)
+        .order_by(tables.Checkpoint.position)
+    )
+    for checkpoint, result in session.execute(held):
+        checkpoints[result].append(checkpoint)
     return ComparisonRows(
         runs=_runs(session, list(experiments), {*COST_OF_EVERY_ARM, *metrics}),
         claims=printed["value"],
@@ -126,7 +135,7 @@ def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]
             (row.metric, row.experiment, row.arm, row.profile, row.conditions): row
             for row in session.scalars(arm_metrics)
         },
-        checkpoints=_checkpoints(session, list(experiments)),
+        checkpoints=checkpoints,
         verdicts=arm_verdicts(session, list(experiments)),
     )
 
@@ -166,33 +175,18 @@ def _runs(session: Session, experiments: Sequence[str], metrics: set[str]) -> di
     return found
 
 
-def _checkpoints(session: Session, experiments: Sequence[str]) -> dict[int, list[str]]:
-    found = defaultdict(list)
-    query = (
-        select(tables.Checkpoint.id, tables.Checkpoint.result_id)
-        .join(tables.Result)
-        .where(tables.Result.experiment.in_(experiments), tables.Result.is_selected)
-        .order_by(tables.Checkpoint.position)
-    )
-    for row in session.execute(query):
-        found[row.result_id].append(row.id)
-    return found
-
-
 _TAKES = {
     "min_error": "test errors of every epoch",
     "window_error": "validation and test errors of five epochs or more",
 }
 
 
-@cache
-def _t_quantile(df: int) -> float:
-    return float(t_quantile(df, TAIL))
+_t_quantile = cache(t_quantile)
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float]:
     """Student's 95 % interval of the mean of two values or more."""
-    half = _t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    half = float(_t_quantile(len(values) - 1, TAIL)) * stdev(values) / math.sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
 
 

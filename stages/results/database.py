@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import quote
 
 from pydantic import TypeAdapter
@@ -21,7 +21,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
-from stages.faults import FAULTS, describe_fault
+from stages.faults import FAULTS, UnknownName, describe_fault
 from stages.results.tables import SCHEMA_VERSION, Base, Meta, ResultsUnavailable, damaged
 from stages.rules import Rules
 from stages.verdicts.intervals import level, looks_of_numbers, looks_of_plan
@@ -35,25 +35,6 @@ _BUILT_IN = "claimcheck_new"
 _SWAP_SECONDS, _SWAPS = 0.2, 300
 """Longest wait for a lock, after which the writer lets readers finish and tries again; and the number of tries."""
 _UNSTORABLE = re.compile("[\\0\\ud800-\\udfff]")
-
-
-class UnknownName(LookupError):
-    """A name that the database doesn't contain.
-
-    `known` lists the names that it does contain if they are few; otherwise, `nearest` is the one that was probably
-    meant.  `kind` says what the name is of, as "paper".
-    """
-
-    kind: ClassVar[str]
-
-    def __init_subclass__(cls) -> None:
-        cls.kind = cls.__name__.removeprefix("Unknown").lower()
-
-    def __init__(self, name: str, known: Iterable[str] = (), *, nearest: str | None = None) -> None:
-        self.name, self.known, self.nearest = name, tuple(known), nearest
-        choices = f"; known: {', '.join(self.known)}" if self.known else ""
-        choices += f"; did you mean {nearest}?" if nearest else ""
-        super().__init__(f"unknown {self.kind} {name!r}{choices}")
 
 
 class UnknownPaper(UnknownName): ...
@@ -104,7 +85,12 @@ def open_results(database: str, *, connections: int = 8) -> Sessions:
         engine = engine.execution_options(postgresql_readonly=True)
     event.listen(engine, "connect", _schema_check(engine))
     event.listen(engine, "handle_error", _refuse_damaged)
-    event.listen(engine, "before_cursor_execute", _no_unstorable, retval=True)
+    event.listen(
+        engine,
+        "before_cursor_execute",
+        lambda _connection, _cursor, statement, parameters, _context, _many: (statement, _storable(parameters)),
+        retval=True,
+    )
     return sessionmaker(engine)
 
 
@@ -113,7 +99,17 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
         address = f"file:{quote(str(path))}?mode=ro"
         return sqlite3.connect(address, timeout=LOCK_SECONDS, uri=True, check_same_thread=False)
     except sqlite3.Error as error:
-        raise _unopened(path) from error
+        words = " at the moment"
+        try:  # SQLite doesn't say why
+            path.open("rb").close()
+        except FileNotFoundError:
+            raise ResultsUnavailable(
+                "there is no results database yet: `make serve` makes it of the evidence in git, `make repro` by "
+                "training"
+            ) from error
+        except OSError as fault:
+            words = f": {fault.strerror}"
+        raise ResultsUnavailable(f"the results database can't be opened{words}") from error
 
 
 def _connect_with_limits(_dialect: object, _record: object, arguments: Any, options: dict[str, Any]) -> Any:
@@ -134,27 +130,8 @@ def _connect_with_limits(_dialect: object, _record: object, arguments: Any, opti
     return Limited.connect(*arguments, **{"connect_timeout": CONNECT_SECONDS, **options, "options": given})
 
 
-def _unopened(path: Path) -> ResultsUnavailable:
-    """Find out why the file can't be opened, because SQLite doesn't report it."""
-    try:
-        path.open("rb").close()
-    except FileNotFoundError:
-        return ResultsUnavailable(
-            "there is no results database yet: `make serve` makes it of the evidence in git, `make repro` by training"
-        )
-    except OSError as fault:
-        return ResultsUnavailable(f"the results database can't be opened: {fault.strerror}")
-    return ResultsUnavailable("the results database can't be opened at the moment")
-
-
-def _no_unstorable(
-    _connection: object, _cursor: object, statement: str, parameters: Any, _context: object, _many: bool
-) -> tuple[str, Any]:
-    """Replace what no database can store in parameters: it matches nothing, and each driver fails in its own way."""
-    return statement, _storable(parameters)
-
-
 def _storable(value: Any) -> Any:
+    """Replace what no database can store in parameters: it matches nothing, and each driver fails in its own way."""
     if isinstance(value, str):
         return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
     if isinstance(value, dict):

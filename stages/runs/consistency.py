@@ -42,7 +42,7 @@ def find_contradictions(line: ResultLine) -> list[str]:
     """Describe the contradictions within `line`."""
     given = as_curves(line.curves)
     curves = {name: given.column(name) for name in COLUMNS}
-    return [*_digests(line), *_status(line), *_check_curves(line, curves), *_metrics(line, curves)]
+    return [*_check_facts(line), *_check_curves(line, curves), *_metrics(line, curves)]
 
 
 def find_cost_contradictions(line: ResultLine, cost: CostLine) -> list[str]:
@@ -133,7 +133,8 @@ def compare_canaries(results: Iterable[Any]) -> list[str]:
     return faults
 
 
-def _digests(line: ResultLine) -> Iterator[str]:
+def _check_facts(line: ResultLine) -> Iterator[str]:
+    """Check the digests, and that the line has what its status says."""
     spec = hashlib.sha256(canonical_json(line.spec).encode()).hexdigest()
     for name, recorded, of, digest in (
         ("run_key", line.run_key, "spec", spec),
@@ -144,9 +145,6 @@ def _digests(line: ResultLine) -> Iterator[str]:
     in_spec = line.spec.get("data_digest", line.data.digest)
     if in_spec != line.data.digest:
         yield f"its data are {line.data.digest[:12]}, those of its spec {in_spec[:12]}"
-
-
-def _status(line: ResultLine) -> Iterator[str]:
     has = {
         "metrics": bool(line.metrics),
         "weights_sha256": line.weights_sha256 is not None,

@@ -103,36 +103,6 @@ def read_equivalences(root: Path) -> Equivalences:
     return Equivalences(read_lines(root / PATH, EquivalenceLine), root)
 
 
-def _line_faults(root: Path, number: int, line: EquivalenceLine) -> list[str]:
-    where, found = f"{PATH}, line {number}", []
-    for side, revision in enumerate((line.before, line.after)):
-        pairs = list(
-            {
-                (name, digest)
-                for proof in line.proofs
-                for name, pair in proof.modules.items()
-                if (digest := pair[side]) and "==" not in digest  # a package's version isn't in git
-            }
-        )
-        try:
-            names = [f"{revision}:{path}" for module, _ in pairs for path in paths_of(module)]
-            commit, *sources = read_objects(root, [f"{revision}^{{commit}}", *names])
-        except GitError:
-            return []
-        if commit is None:
-            if is_full_clone(root):
-                found.append(f"{where}: there is no revision {revision[:12]} in this repository")
-            continue
-        wrong = {
-            module
-            for (module, digest), file, package in zip(pairs, sources[::2], sources[1::2], strict=True)
-            if digest != source_digest((file or package or b"").decode())
-        }
-        if wrong:
-            found.append(f"{where}: revision {revision[:12]} has another {', '.join(sorted(wrong))}")
-    return found
-
-
 def paths_of(module: str) -> tuple[str, str]:
     """Return the two possible paths of a module's source, relative to the root."""
     base = module.replace(".", "/")
@@ -196,9 +166,37 @@ class Equivalences:
 
     def faults(self, number: int) -> list[str]:
         """Describe revisions of a line that git lacks or that have other code than it says; none in a shallow clone."""
-        if number not in self._faults and self.root is not None:
-            self._faults[number] = _line_faults(self.root, number, self.lines[number - 1])
-        return self._faults.get(number, [])
+        if self.root is None or number in self._faults:
+            return self._faults.get(number, [])
+        line, found = self.lines[number - 1], list[str]()
+        for side, revision in enumerate((line.before, line.after)):
+            pairs = list(
+                {
+                    (name, digest)
+                    for proof in line.proofs
+                    for name, pair in proof.modules.items()
+                    if (digest := pair[side]) and "==" not in digest  # a package's version isn't in git
+                }
+            )
+            try:
+                names = [f"{revision}:{path}" for module, _ in pairs for path in paths_of(module)]
+                commit, *sources = read_objects(self.root, [f"{revision}^{{commit}}", *names])
+            except GitError:
+                found = []
+                break
+            if commit is None:
+                if is_full_clone(self.root):
+                    found.append(f"there is no revision {revision[:12]} in this repository")
+                continue
+            wrong = {
+                module
+                for (module, digest), file, package in zip(pairs, sources[::2], sources[1::2], strict=True)
+                if digest != source_digest((file or package or b"").decode())
+            }
+            if wrong:
+                found.append(f"revision {revision[:12]} has another {', '.join(sorted(wrong))}")
+        self._faults[number] = [f"{PATH}, line {number}: {fault}" for fault in found]
+        return self._faults[number]
 
     def today(self, spec: Mapping[str, Any], environment: Mapping[str, Any]) -> tuple[int, ...] | None:
         """Return the `chain` to the code of the run's training in this tree."""

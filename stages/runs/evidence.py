@@ -366,32 +366,31 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
     adapter: TypeAdapter[Line] = _adapter(kind)  # type: ignore[arg-type]  # a class is hashable
     lines = []
     for number, text in enumerate(path.read_bytes().splitlines(), start=1):
+        where = f"{path}, line {number}"
         try:
-            lines.append(adapter.validate_json(text))
+            line = adapter.validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
             key_path = ".".join(str(part) for part in first["loc"])
-            raise EvidenceError(f"{path}, line {number}: {key_path or 'line'}: {first['msg']}") from None
-        if isinstance(lines[-1], SealedLine):
-            _check_digest(f"{path}, line {number}", lines[-1], text)
+            raise EvidenceError(f"{where}: {key_path or 'line'}: {first['msg']}") from None
+        lines.append(line)
+        if not isinstance(line, SealedLine):
+            continue
+        # text as written by `write_lines` needn't be parsed again
+        unsealed = text.replace(f'"digest":"{line.digest}",'.encode(), b"", 1)
+        if hashlib.sha256(unsealed).hexdigest() == line.digest:
+            continue
+        try:
+            wanted = seal(json.loads(text))["digest"]
+        except ValueError as error:
+            raise EvidenceError(f"{where}: {error}") from None
+        if line.digest != wanted:
+            found = f"its digest is {line.digest[:12]}" if line.digest else "it has no digest"
+            raise EvidenceError(
+                f"{where}: {found}, its content gives {wanted[:12]}: it was changed after it was published; "
+                f"restore it from git, or {line.remedy}"
+            )
     return lines
-
-
-def _check_digest(where: str, line: SealedLine, text: bytes) -> None:
-    # text as written by `write_lines` needn't be parsed again
-    unsealed = text.replace(f'"digest":"{line.digest}",'.encode(), b"", 1)
-    if hashlib.sha256(unsealed).hexdigest() == line.digest:
-        return
-    try:
-        wanted = seal(json.loads(text))["digest"]
-    except ValueError as error:
-        raise EvidenceError(f"{where}: {error}") from None
-    if line.digest != wanted:
-        found = f"its digest is {line.digest[:12]}" if line.digest else "it has no digest"
-        raise EvidenceError(
-            f"{where}: {found}, its content gives {wanted[:12]}: it was changed after it was published; "
-            f"restore it from git, or {line.remedy}"
-        )
 
 
 def list_observed(observed: Mapping[Moment, Layers]) -> list[tuple[str, Moment, int, int, float | None]]:

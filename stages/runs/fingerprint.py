@@ -93,24 +93,14 @@ def _find(top: str) -> ModuleSpec | None:
 
 def significant_text(source: str) -> str:
     """Return `source` without comments, docstrings and blank lines; the rest is unchanged."""
-    lines = [line.encode() for line in source.splitlines()]  # syntax trees count columns in bytes
-    for (first, start), (last, end) in sorted(_insignificant_spans(source), reverse=True):
-        lines[first - 1 : last] = [lines[first - 1][:start] + lines[last - 1][end:]]
-    return "\n".join(text for line in lines if (text := line.decode().rstrip()))
-
-
-Span = tuple[tuple[int, int], tuple[int, int]]
-
-
-def _insignificant_spans(source: str) -> list[Span]:
-    """Return (line, byte column) of the start and the end of each comment and docstring."""
-    lines = source.splitlines()
-    spans: list[Span] = []
+    texts = source.splitlines()
+    lines = [text.encode() for text in texts]  # syntax trees count columns in bytes
+    spans = list[tuple[tuple[int, int], tuple[int, int]]]()  # line and column of the start and the end
     for token in tokenize.generate_tokens(io.StringIO(source).readline) if "#" in source else ():
         if token.type == tokenize.COMMENT:
             (line, start), (_, end) = token.start, token.end
-            text = lines[line - 1]
-            spans.append(((line, len(text[:start].encode())), (line, len(text[:end].encode()))))
+            first, last = (len(texts[line - 1][:column].encode()) for column in (start, end))
+            spans.append(((line, first), (line, last)))
     holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     tree = _tree(source)
     for node in (tree, *_statements(tree)):
@@ -119,7 +109,9 @@ def _insignificant_spans(source: str) -> list[Span]:
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 assert value.end_lineno is not None and value.end_col_offset is not None, "parsed nodes have an end"
                 spans.append(((value.lineno, value.col_offset), (value.end_lineno, value.end_col_offset)))
-    return spans
+    for (first, start), (last, end) in sorted(spans, reverse=True):
+        lines[first - 1 : last] = [lines[first - 1][:start] + lines[last - 1][end:]]
+    return "\n".join(text for line in lines if (text := line.decode().rstrip()))
 
 
 @cache

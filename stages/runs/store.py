@@ -26,8 +26,6 @@ from stages.run import RunSpec, canonical_json
 if TYPE_CHECKING:
     from stages.runs.object_store import ObjectScratch, ObjectStore
 
-_FICLONE = 0x40049409
-"""Request to Linux for a copy on write of a whole file (btrfs, XFS, ZFS, …)."""
 _TEMPORARY = re.compile(r"(.*)/\.dvc/tmp/exps/(?:standalone/)?[^/]+(/.*)?")
 """Path in the copy of a project in which `dvc exp run --temp` works: the project's folder, and the part below it."""
 
@@ -65,17 +63,6 @@ def put_in_place(partial: Path, target: Path) -> None:
         os.fsync(file.fileno())
     os.replace(partial, target)
     _fsync_folder(target.parent)
-
-
-def clone(source: Path, target: Path) -> bool:
-    """Make `target` share the blocks of `source` until one is written to; False if the file system can't."""
-    try:
-        with source.open("rb") as original, target.open("xb") as copy:
-            fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())
-    except OSError:
-        target.unlink(missing_ok=True)
-        return False
-    return True
 
 
 def _fsync_folder(folder: Path) -> None:

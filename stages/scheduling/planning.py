@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from stages.datasets.packed import PackedInfo, read_info
 from stages.datasets.prepare import RowCounts, count_rows
 from stages.device import processor_name
 from stages.evaluation.flops import CountFlops, MeasurementCache, digest_of
@@ -240,58 +241,51 @@ class Pace:
     step: float
     fixed: float
 
-
-@dataclass(frozen=True)
-class Planned:
-    """A group to train, its rows for training and testing, and the forward FLOPs of one row."""
-
-    group: Group
-    train: int
-    test: int
-    flops: int
-
-    @property
-    def spec(self) -> RunSpec:
-        return self.group.specs[0]
-
-    def seconds(self, pace: Pace) -> float:
+    def seconds(self, spec: RunSpec, info: PackedInfo) -> float:
         """Return the expected time; to measure a row takes a third of the time to train on it."""
-        protocol = self.spec.protocol
-        train, validation = training_counts(self.train, protocol, self.spec.replicate)
+        protocol = spec.protocol
+        train, validation = training_counts(info.train_images, protocol, spec.replicate)
         epochs = expected_epochs(protocol)
-        measured = epochs * (validation + (self.test if protocol.observe_test else 0))
+        measured = epochs * (validation + (info.test_images if protocol.observe_test else 0))
         steps = epochs * steps_per_epoch(train, protocol) + measured / (3 * protocol.batch_size)
-        return pace.fixed + pace.step * steps
+        return self.fixed + self.step * steps
 
 
 def measured_seconds(
-    planned: Sequence[Planned], devices: Sequence[str], rate: Rate, say: Callable[[str], None]
+    groups: Sequence[Group], count: CountFlops, devices: Sequence[str], rate: Rate, say: Callable[[str], None]
 ) -> tuple[list[float | None], float]:
     """Return the expected seconds of each group (None if its network can't be trained here), and the time to start."""
-    classes = []  # networks in one class differ only in size
-    for one in planned:
-        protocol = dataclasses.replace(one.spec.protocol, epochs=1, steps_per_epoch=None, early_stop=None)
-        model = dataclasses.replace(one.spec.model, arguments={})
-        spec = dataclasses.replace(one.spec, model=model, protocol=protocol, replicate=Replicate(seed=0))
-        classes.append(digest_of([spec.to_dict(), one.group.stacked]))
-    alike = defaultdict[str, list[Planned]](list)
-    for name, one in zip(classes, planned, strict=True):
-        alike[name].append(one)
-    chosen = {}  # of each class, the smallest network, the largest, and one of medium size
-    for name, ones in alike.items():
-        sizes = list({one.flops: one for one in sorted(ones, key=lambda one: one.flops)}.values())
-        places = sorted({round(part * (len(sizes) - 1) / (_MEASURED - 1)) for part in range(_MEASURED)})
-        chosen[name] = [sizes[place] for place in places]
-    paces, start = _measure([one for ones in chosen.values() for one in ones], devices, rate, say)
+    infos = {data: read_info(data) for data in {group.data for group in groups}}
+    alike = defaultdict[str, dict[int, Group]](dict)  # networks that differ only in size, by forward FLOPs of one row
+    sizes = []  # of each group, the name of its network among `alike`, and its FLOPs
+    for group in groups:
+        whole, info = group.specs[0], infos[group.data]
+        protocol = dataclasses.replace(whole.protocol, epochs=1, steps_per_epoch=None, early_stop=None)
+        model = dataclasses.replace(whole.model, arguments={})
+        spec = dataclasses.replace(whole, model=model, protocol=protocol, replicate=Replicate(seed=0))
+        name, flops = digest_of([spec.to_dict(), group.stacked]), count(whole.model, info.shape, info.vocabulary)
+        alike[name][flops] = group
+        sizes.append((name, flops))
+    chosen = []  # of each network, the smallest, the largest, and one of medium size
+    for name, by_flops in alike.items():
+        ordered = sorted(by_flops)
+        places = sorted({round(part * (len(ordered) - 1) / (_MEASURED - 1)) for part in range(_MEASURED)})
+        chosen += [(name, ordered[place]) for place in places]
+    measured, start = _measure([(alike[name][flops], flops) for name, flops in chosen], devices, rate, say)
+    paces = defaultdict[str, list[tuple[int, Pace]]](list)
+    for (name, flops), pace in zip(chosen, measured, strict=True):
+        if pace is not None:
+            paces[name].append((flops, pace))
     found: list[float | None] = []
-    for name, one in zip(classes, planned, strict=True):
-        if not (known := [(other.flops, paces[id(other)]) for other in chosen[name] if id(other) in paces]):
+    for group, (name, flops) in zip(groups, sizes, strict=True):
+        if not (known := paces[name]):
             found.append(None)
             continue
-        flops = [other for other, _ in known]
-        step = float(np.interp(one.flops, flops, [pace.step for _, pace in known]))
-        fixed = float(np.interp(one.flops, flops, [pace.fixed for _, pace in known]))
-        found.append(one.seconds(Pace(step, fixed)))
+        step, fixed = (
+            float(np.interp(flops, [size for size, _ in known], [getattr(pace, part) for _, pace in known]))
+            for part in ("step", "fixed")
+        )
+        found.append(Pace(step, fixed).seconds(group.specs[0], infos[group.data]))
     return found, start
 
 
@@ -304,19 +298,22 @@ def makespan(seconds: Iterable[float], slots: int) -> float:
 
 
 def _measure(
-    chosen: Sequence[Planned], devices: Sequence[str], rate: Rate, say: Callable[[str], None]
-) -> tuple[dict[int, Pace], float]:
-    """Measure each group's pace, unless it is known for this processor, these slots and this code, and the start."""
+    chosen: Sequence[tuple[Group, int]], devices: Sequence[str], rate: Rate, say: Callable[[str], None]
+) -> tuple[list[Pace | None], float]:
+    """Measure the pace of each group (with its FLOPs), unless it is known here, and the time to start.
+
+    It is known if this processor has measured it with these slots and this code; None if it can't be trained.
+    """
     from stages.scheduling.engine.local import run_groups  # needs psutil, which the image of the service lacks
 
-    kept, paces, cuts = MeasurementCache("paces"), dict[int, Pace](), dict[str, tuple[int, Group]]()
+    kept, paces, cuts = MeasurementCache("paces"), list[Pace | None](), dict[int, Group]()
     machine = digest_of([list(devices), processor_name(), os.cpu_count()])
-    for number, one in enumerate(chosen):
-        cut = _cut(one, rate, str(number))
-        if known := kept.read(_name(cut), machine):
-            paces[id(one)] = Pace(**known)
-        else:
-            cuts[cut.label] = id(one), cut
+    for number, (group, flops) in enumerate(chosen):
+        cut = _cut(group, flops, rate, str(number))
+        known = kept.read(_name(cut), machine)
+        paces.append(Pace(**known) if known else None)
+        if not known:
+            cuts[number] = cut
     if not cuts:
         return paces, kept.read("start", machine) or 0.0
     say(f"measuring {len(cuts)} networks, {len(devices)} at a time")
@@ -328,40 +325,41 @@ def _measure(
             say(f"{event.label}: {event.message.strip().splitlines()[-1]}")
 
     # The first training of each slot also loads libraries for later ones, so it counts as starting.
-    smallest = min(chosen, key=lambda one: one.flops * one.spec.protocol.batch_size)
-    first = [_cut(smallest, rate, f"first {slot}", seed=MAX_MODELS * (slot + 1)) for slot in range(len(devices))]
+    smallest = min(chosen, key=lambda pair: pair[1] * pair[0].specs[0].protocol.batch_size)
+    first = [_cut(*smallest, rate, f"first {slot}", seed=MAX_MODELS * (slot + 1)) for slot in range(len(devices))]
     with tempfile.TemporaryDirectory(prefix="claimcheck-measuring-") as scratch:
         store, began = RunStore(Path(scratch)), time.monotonic()
-        run_groups([*first, *(cut for _, cut in cuts.values())], store, devices, note, threading.Event())
-        for label, (key, cut) in cuts.items():
-            if ("finished", label) in times:
+        run_groups([*first, *cuts.values()], store, devices, note, threading.Event())
+        for number, cut in cuts.items():
+            if ("finished", cut.label) in times:
                 step, per_epoch = 0.0, 0
                 for folder in map(store.published, cut.run_keys):
                     assert folder is not None, "its group has finished"
                     result = json.loads((folder / "result.json").read_bytes())
                     per_epoch = json.loads((folder / "history.jsonl").read_bytes().splitlines()[0])["steps"]
                     step += result["epoch_seconds"][-1] / per_epoch
-                wall = times["finished", label] - times["started", label]
-                paces[key] = Pace(step, max(0.0, wall - _EPOCHS * step * per_epoch))
-                kept.write(_name(cut), machine, vars(paces[key]))
-    start = min((times["started", label] for label in cuts if ("started", label) in times), default=began) - began
+                wall = times["finished", cut.label] - times["started", cut.label]
+                paces[number] = pace = Pace(step, max(0.0, wall - _EPOCHS * step * per_epoch))
+                kept.write(_name(cut), machine, vars(pace))
+    labels = [cut.label for cut in cuts.values()]
+    start = min((times["started", label] for label in labels if ("started", label) in times), default=began) - began
     kept.write("start", machine, start)
     return paces, start
 
 
-def _cut(one: Planned, rate: Rate, name: str, *, seed: int = 0) -> Group:
+def _cut(group: Group, flops: int, rate: Rate, name: str, *, seed: int = 0) -> Group:
     """Shorten the group to two epochs of some seconds; the first one includes all work that is done once."""
-    protocol = one.spec.protocol
-    step = max(3 * one.flops * protocol.batch_size / rate.flops_per_second[_priced(protocol)], rate.step_seconds)
+    protocol = group.specs[0].protocol
+    step = max(3 * flops * protocol.batch_size / rate.flops_per_second[_priced(protocol)], rate.step_seconds)
     steps = min(_MOST_STEPS, max(2, round(_EPOCH_SECONDS / step)), protocol.steps_per_epoch or _MOST_STEPS)
     shorter = dataclasses.replace(
         protocol, epochs=_EPOCHS, steps_per_epoch=steps, observe_test=False, early_stop=None, split=SplitSpec()
     )
     specs = tuple(
         dataclasses.replace(spec, protocol=shorter, replicate=Replicate(seed=seed + member))
-        for member, spec in enumerate(one.group.specs)
+        for member, spec in enumerate(group.specs)
     )
-    return dataclasses.replace(one.group, specs=specs, label=f"{name}: {one.group.label}")
+    return dataclasses.replace(group, specs=specs, label=f"{name}: {group.label}")
 
 
 def _name(cut: Group) -> str:

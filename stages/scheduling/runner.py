@@ -35,7 +35,6 @@ from stages.runs.store import (
     ListedRun,
     RunList,
     Store,
-    clone,
     find_fault,
     outcome_digest,
     read_run_list,
@@ -452,17 +451,12 @@ def previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Make a copy that shares its blocks if the file system can, otherwise a hard link, otherwise a plain copy.
-
-    A hard link is the same file, so damage under one name damages all of them; files of the store are read-only.
-    """
+    """Make a hard link, or a copy if the file system can't.  Files of the store are read-only under all their names."""
     if target.exists():
         if source.samefile(target) or filecmp.cmp(source, target, shallow=False):
             return
         target.unlink()
     target.parent.mkdir(parents=True, exist_ok=True)
-    if clone(source, target):
-        return
     try:
         os.link(source, target)
     except OSError:

@@ -30,7 +30,7 @@ from stages.device import pick_device
 from stages.faults import Mistake
 from stages.ops.fast.cpp import TAKEN
 from stages.params.experiment import Params
-from stages.recording import RecordError
+from stages.recording.sources import RecordError
 from stages.run import RunSpec
 from stages.runs.evidence import (
     COLUMNS,

@@ -19,7 +19,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from stages.recording import record
+from stages.recording.builder import record
 from stages.results import ClaimFilter, Dataset, ExperimentRow, JudgedClaim, Paper, Result, list_judged, open_results
 from stages.run import canonical_json
 from stages.runs.evidence import LABS

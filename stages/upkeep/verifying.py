@@ -28,14 +28,15 @@ from sqlalchemy.orm import Session, contains_eager
 
 from stages.checkpoint.contract import CheckpointError, read_contract
 from stages.checkpoint.predictor import load_predictor
+from stages.claims import ClaimsError
 from stages.datasets.packed import ImageSet, PackedDataError, digest_packed, read_images, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.evaluation.scores import Observer, Scores, correctness, cut_rows, score
 from stages.faults import Mistake
 from stages.params.experiment import Params, load_params, plan_runs
-from stages.recording import ClaimsError, RecordError, record
 from stages.recording.append_only import read_versions, row_faults
-from stages.recording.sources import PLAN_CHANGED, find_results, lab_seeds
+from stages.recording.builder import record
+from stages.recording.sources import PLAN_CHANGED, RecordError, find_results, lab_seeds
 from stages.results import Base, Checkpoint, ExperimentRow, Result, UnknownCheckpoint, open_results
 from stages.run import RunSpec, canonical_json, environment_digest
 from stages.runs.consistency import compare_canaries, find_contradictions, find_impossible_times, find_repeats

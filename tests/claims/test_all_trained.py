@@ -13,7 +13,7 @@ from service.app import create_app
 from service.settings import Settings
 from stages.claims.kinds.base import PER_BYTE, TIMES
 from stages.params.experiment import ArmParams, ExperimentParams
-from stages.recording import record
+from stages.recording.builder import record
 from stages.recording.reporting import results_page
 from stages.results import ClaimFilter, JudgedClaim, list_judged, open_results
 from stages.runs.evidence import Divergence, Measurement, ResultLine

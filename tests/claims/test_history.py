@@ -12,7 +12,7 @@ from service.app import create_app
 from service.settings import Settings
 from stages.claims import ClaimsError, read_claims, read_history
 from stages.claims.history import PATH, append, digest_code, digest_row, digest_verdict, pending, seen_before_rule
-from stages.recording import record
+from stages.recording.builder import record
 from stages.results import ClaimFilter, list_judged, open_results
 from tests.claims.lines import ROOT, claims, copy_project, params
 from tests.commands.waiting import claimcheck

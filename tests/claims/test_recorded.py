@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from service.app import create_app
 from service.settings import Settings
 from stages.claims import judge_claim
-from stages.recording import record
+from stages.recording.builder import record
 from stages.recording.sources import facts_today
 from stages.results import (
     Claim,

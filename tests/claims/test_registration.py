@@ -23,7 +23,7 @@ from stages.claims.history import (
 )
 from stages.claims.history import PATH as HISTORY
 from stages.claims.kinds import kind_of
-from stages.recording import record
+from stages.recording.builder import record
 from stages.results import ClaimFilter, list_judged, open_results
 from stages.rules import Rules
 from stages.runs.evidence import EvidenceLine, write_lines

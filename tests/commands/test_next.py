@@ -31,9 +31,9 @@ def test_next_proposes_runs_that_complete_analyses_and_trains_only_those(tmp_pat
     nothing = claimcheck(project, "next", "--budget", f"{least / 100:.6f}s")
     assert nothing.stdout.startswith("nothing fits in ") and nothing.returncode == 0
 
-    done = claimcheck_alone(project, "next", "--budget", "1h", "--run")
+    done = claimcheck_alone(project, "next", "--budget", "1h", "--run", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("trained; `make repro` evaluates and judges them\n")
+    assert json.loads(done.stdout) == proposed | {"is_trained": True}
     assert len(list(RunStore(project / "data" / "store").run_keys())) == 10
     assert not (project / "data" / "runs").exists(), "the stage itself updates an experiment's folder"
     again = claimcheck(project, "next", "--budget", "1h")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stages.recording import record
+from stages.recording.builder import record
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import Event, Group

@@ -12,11 +12,11 @@ from stages.runs.store import RunStore
 from stages.scheduling.engine import ray_engine
 from stages.scheduling.engine.groups import EngineError, Event, Group
 from stages.scheduling.engine.leases import Leases
-from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Node, Share
+from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Resources
 from stages.scheduling.engine.ray_engine import Timeouts
 from tests.project import bare_spec
 
-NODE = Node(cpus=2, gpus=1, memory=10**10)
+NODE = Resources(cpus=2, gpus=1)
 
 
 class Script:
@@ -32,7 +32,7 @@ class Script:
         self._arrived: list[tuple[Any, ...]] = []
         self._running: dict[int, Any] = {}
         self._beat = 0.0
-        self.shares: list[Share] = []
+        self.shares: list[Resources] = []
         self.ended: list[int] = []
 
     def open(self, groups: list[Group]) -> None:
@@ -53,10 +53,10 @@ class Script:
     def send(self, command: str, *arguments: Any) -> None:
         getattr(self, f"_{command}")(*arguments)
 
-    def _submit(self, number: int, request: Any, share: Share) -> None:
+    def _submit(self, number: int, request: Any, share: Resources) -> None:
         self.shares.append(share)
         self._running[number] = request
-        self._arrived += [(number, "placed", "there", 7), (number, "started", 1, None)]
+        self._arrived += [(number, "placed", "there", 7), (number, "started", 1)]
         for told in self._told[request.group.label].pop(0) if self._told.get(request.group.label) else []:
             self._arrived.append((number, *told))
             if told[0] == "ended":

@@ -14,8 +14,8 @@ from stages.datasets.packed import PackedDataError
 from stages.params.experiment import load_params
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore, find_fault
-from stages.scheduling.engine.groups import Group
-from stages.scheduling.engine.ray_bridge import Inbox, Node, Share, Shares, TooMuchCode, copy_code
+from stages.scheduling.engine.groups import EngineError, Group
+from stages.scheduling.engine.ray_bridge import Inbox, Resources, Shares, copy_code
 from stages.scheduling.engine.ray_task import TaskRequest, pack_files, place, train_group
 from stages.scheduling.runner import compare, find_experiment
 from tests.object_server import BUCKET, ObjectServer
@@ -168,41 +168,36 @@ def test_node_gets_our_code_and_the_modules_of_the_run_key(
     assert (tmp_path / "code" / "stages" / "worker.py").is_file()
     assert not list((tmp_path / "code").rglob("__pycache__"))
     monkeypatch.setattr("stages.scheduling.engine.ray_bridge.MOST_BYTES", 1000)
-    with pytest.raises(TooMuchCode, match="MiB, but Ray uploads at most 0; the largest file is stages/"):
+    with pytest.raises(EngineError, match="MiB, but Ray uploads at most 0; the largest file is stages/"):
         copy_code([spec], tmp_path / "again")
 
 
-NODES = [Node(cpus=0, gpus=0, memory=10**9), Node(cpus=8, gpus=2, memory=10**11), Node(cpus=6, gpus=2, memory=10**11)]
+NODES = [Resources(cpus=0, gpus=0), Resources(cpus=8, gpus=2), Resources(cpus=6, gpus=2)]
 
 
-def test_all_nodes_use_the_thread_count_of_the_smallest(project: Path) -> None:
-    share, device, threads = Shares(["cpu", "cpu"]).of(group_of(project), NODES, is_alone=False)
+def test_all_nodes_use_the_thread_count_of_the_smallest() -> None:
+    share, device, threads = Shares(["cpu", "cpu"]).of(NODES, is_alone=False)
     assert (share.cpus, device, threads) == (3, "cpu", 3)
     assert Shares(["cpu", "cpu"]).room(NODES) == 4 + 2
 
 
-def test_gpu_share_is_the_measured_one_or_a_whole_gpu_after_out_of_memory(project: Path) -> None:
-    group, shares = group_of(project), Shares(["auto", "auto"])
-    assert shares.of(group, NODES, is_alone=False)[0].gpus == 0.5
-    shares.learn(group, {"key": {"result.json": b'{"peak_memory_bytes": 4000000000}'}})
-    shares.learn_device(80_000_000_000)
-    assert shares.of(group, NODES, is_alone=False)[0].gpus == 1 / 8
-    assert shares.of(group, NODES, is_alone=True)[0].gpus == 1.0
+def test_tasks_share_a_gpu_equally_unless_memory_ran_out() -> None:
+    shares = Shares(["auto", "auto"])
+    assert shares.of(NODES, is_alone=False)[0].gpus == 0.5
+    assert shares.of(NODES, is_alone=True)[0].gpus == 1.0
 
 
-def test_gpus_that_share_a_run_are_whole_and_on_one_node(project: Path) -> None:
+def test_gpus_that_share_a_run_are_whole_and_on_one_node() -> None:
     """Ray assigns GPUs of one node to a task and numbers them from 0."""
-    group, shares = group_of(project), Shares(["cuda:2+cuda:3"] * 2)
-    shares.learn(group, {"key": {"result.json": b'{"peak_memory_bytes": 4000000000}'}})
-    shares.learn_device(80_000_000_000)
-    assert shares.of(group, NODES, is_alone=False) == (Share(cpus=2, gpus=2), "cuda:0+cuda:1", 2)
+    shares = Shares(["cuda:2+cuda:3"] * 2)
+    assert shares.of(NODES, is_alone=False) == (Resources(cpus=2, gpus=2), "cuda:0+cuda:1", 2)
     assert shares.room(NODES) == 2 + 2, "one group on each of two nodes, and two waiting"
     assert shares.lack(NODES) == ""
     asked = "a run takes 3 GPUs of one node, and no node of the cluster has more than 2: it waits for one"
     assert Shares(["cuda+cuda+cuda"]).lack(NODES) == asked
     assert "takes a GPU of one node" in Shares(["cuda"]).lack(NODES[:1]) and not Shares(["cpu"]).lack(NODES[:1])
-    assert Shares(["auto+auto"]).of(group, NODES, is_alone=False)[1] == "cuda:0+cuda:1"
-    share, device, threads = Shares(["cpu+cpu"]).of(group, NODES, is_alone=False)
+    assert Shares(["auto+auto"]).of(NODES, is_alone=False)[1] == "cuda:0+cuda:1"
+    share, device, threads = Shares(["cpu+cpu"]).of(NODES, is_alone=False)
     assert (share.cpus, device, threads) == (6, "cpu+cpu", 6), "divided between the two processes"
 
 

@@ -21,7 +21,7 @@ from service.http.access import digest_of
 from service.settings import Settings
 from stages.analyse import hours, lines, papers
 from stages.params.experiment import load_params
-from stages.recording import record
+from stages.recording.builder import record
 from tests.service.browsing import chromium, open_page, watched
 from tests.service.results_factory import REPOSITORY, make_root
 from tests.service.running import Running, running

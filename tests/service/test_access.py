@@ -18,15 +18,16 @@ from service.__main__ import warn_if_open
 from service.http.access import (
     AccessDenied,
     AccessPolicy,
+    CountsError,
     Key,
     KeyFile,
     KeysError,
+    RequestCounter,
     client_of,
     digest_of,
     new_key,
     read_keys,
 )
-from service.http.counts import CountsError, RequestCounter
 from service.http.middleware import KeysAndRates
 from service.settings import Settings
 from tests.preloaded import python
@@ -240,7 +241,7 @@ def test_servers_share_rates_and_quotas_through_a_file(settings: Settings, tmp_p
 
 def test_processes_with_a_shared_file_respect_one_rate_limit(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from service.http.counts import RequestCounter; "
+        "import sys; from pathlib import Path; from service.http.access import RequestCounter; "
         "counts = RequestCounter(Path(sys.argv[1])); "
         "print(sum(counts.admit('a', per_minute=100, per_day=None, now=0.0) is None for _ in range(100)))"
     )

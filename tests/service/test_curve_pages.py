@@ -7,7 +7,7 @@ import re
 import pytest
 from fastapi.testclient import TestClient
 
-from service.pages.comparing import MOST_LINES
+from service.pages.models import MOST_LINES
 from tests.service.drawn import drawings, drawn
 
 MIXER, VIT, NINFORMER = "ninformer-mnist.mlp-mixer", "ninformer-mnist.vit", "ninformer-mnist.ninformer"

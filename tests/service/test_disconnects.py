@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from service.http.disconnects import LOOK_SECONDS, unless_gone
+from service.dependencies import LOOK_SECONDS, unless_gone
 from service.http.errors import Problem
 from service.http.middleware import BodyLimit
 from service.slots import current_client

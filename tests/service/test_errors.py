@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from httpx import Response
 
 from service.settings import Settings
-from stages.recording import record
+from stages.recording.builder import record
 from tests.service.conftest import png, reading, serving
 from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, make_root
 

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from service.pages.formats import percent, points
 from service.settings import Settings
-from stages.recording import record
+from stages.recording.builder import record
 from tests.service.conftest import reading
 from tests.service.drawn import drawings, drawn
 from tests.service.results_factory import make_root

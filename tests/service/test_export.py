@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from pyarrow import parquet
 
-from service.database import export
+from service.routes import export
 from stages.results import open_results
 from tests.service.test_errors import assert_problem
 

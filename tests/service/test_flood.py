@@ -19,7 +19,7 @@ from urllib.request import urlopen
 import psycopg
 import pytest
 
-from stages.recording import record
+from stages.recording.builder import record
 from tests.polling import wait_until
 from tests.service.running import Running, running
 

@@ -19,7 +19,7 @@ from service.app import create_app
 from service.pages.formats import count, duration, memory, percent, points, ratio, value_in
 from service.pages.wording import name_claim, print_value
 from service.settings import Settings
-from stages.recording import record
+from stages.recording.builder import record
 from stages.results import Claim, JudgedClaim, VerdictRow
 from tests.project import REPOSITORY
 from tests.service.conftest import png, reading, serving

@@ -16,7 +16,7 @@ from service.settings import Settings
 from service.slots import SessionPool, Slots
 from stages.checkpoint.predictor import load_predictor
 from stages.images import decode_image
-from stages.recording import record
+from stages.recording.builder import record
 from stages.results import UnknownCheckpoint, open_results
 from tests.polling import wait_until
 from tests.service.conftest import png, serving

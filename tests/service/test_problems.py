@@ -19,7 +19,7 @@ from service import routes
 from service.app import create_app
 from service.dependencies import _session, _turn
 from service.http.downloads import Exports
-from service.http.metrics import Metrics
+from service.http.monitoring import Metrics
 from service.inference.choices import Choices
 from service.routes import export, health, inference, oip, reference
 from service.settings import Settings
@@ -75,8 +75,8 @@ def test_routes_that_need_a_thread_queue_for_a_slot() -> None:
 
 def test_metrics_are_cached_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     times, written = iter((0.0, 0.1, 0.9, 1.1, 1.2)), iter((b"first", b"second"))
-    monkeypatch.setattr("service.http.metrics.time", SimpleNamespace(monotonic=lambda: next(times)))
-    monkeypatch.setattr("service.http.metrics.generate_latest", lambda _registry: next(written))
+    monkeypatch.setattr("service.http.monitoring.time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr("service.http.monitoring.generate_latest", lambda _registry: next(written))
     metrics = Metrics()
     assert [metrics.text() for _ in range(3)] == [b"first", b"first", b"second"]
 

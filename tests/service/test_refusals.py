@@ -19,10 +19,10 @@ import psutil
 import pytest
 from fastapi.testclient import TestClient
 
-from service.http import logs
-from service.http.logs import JsonLines
+from service.http import monitoring
+from service.http.monitoring import JsonLines
 from service.settings import Settings
-from stages.recording import record
+from stages.recording.builder import record
 from tests.polling import wait_until
 from tests.service.conftest import png, reading, serving
 from tests.service.running import Running, running
@@ -65,16 +65,16 @@ def test_internal_error_is_logged_and_counted_as_500_with_its_id(
 
 
 def test_log_lines_for_a_full_pipe_are_dropped_and_counted(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MAX_LINES", 20)
+    monkeypatch.setattr(monitoring, "MAX_LINES", 20)
     reader, writer = os.pipe()
     with open(reader, encoding="ascii") as read, open(writer, "w", encoding="ascii") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        handler = logs.QueuedLines()
+        handler = monitoring.QueuedLines()
         handler.setFormatter(JsonLines())
-        before = logs.QueuedLines.dropped
+        before = monitoring.QueuedLines.dropped
         for number in range(200):  # a pipe holds 64 KiB
             handler.handle(logging.LogRecord("claimcheck", 20, "", 0, "%d %s", (number, "x" * 4000), None))
-        dropped = logs.QueuedLines.dropped - before
+        dropped = monitoring.QueuedLines.dropped - before
         assert 100 <= dropped < 200
         line = f"claimcheck_log_lines_dropped_total {before + dropped:.1f}"
         wait_until(lambda: line in client.get("/metrics").text)  # cached briefly

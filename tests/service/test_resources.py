@@ -22,7 +22,7 @@ from service.http import middleware
 from service.http.caching import edition_of, tag_of
 from service.http.middleware import CACHED_BYTES, AnswerCache
 from service.settings import Settings
-from stages.recording import record
+from stages.recording.builder import record
 from stages.run import canonical_json
 from tests.service.conftest import keys_file, png, reading, serving
 from tests.service.results_factory import REPOSITORY

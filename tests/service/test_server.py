@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from stages.recording import record
+from stages.recording.builder import record
 from tests.polling import wait_until
 from tests.service.conftest import png
 from tests.service.results_factory import make_root

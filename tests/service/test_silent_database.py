@@ -14,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.settings import Settings
-from stages.recording import record
+from stages.recording.builder import record
 from tests.service.conftest import serving
 from tests.service.test_errors import assert_problem
 

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from service.database.queries import find_checkpoints
-from stages.recording import record
+from stages.recording.builder import record
 from stages.results import open_results
 from tests.postgres import cluster, find_programs
 from tests.service.mixed_load import Load, Watch

@@ -339,21 +339,17 @@ def is_gone(owner: str) -> bool:
 _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
 
 
-class BadOutcome(ValueError):
-    """Training returned something other than an outcome of the leased runs; nothing of it is published."""
-
-
 def check(outcomes: Mapping[str, Mapping[str, bytes]], lease: Lease) -> None:
     """Check outcomes (sealed files by run key) that another process sent.
 
     Raises:
-        BadOutcome: an outcome is damaged or belongs to a run that the lease doesn't cover.
+        ValueError: an outcome is damaged or belongs to a run that the lease doesn't cover.
     """
     for run_key, files in outcomes.items():
         if run_key not in lease.run_keys:
-            raise BadOutcome(f"an outcome of run {run_key[:12]} came back from the training of {lease.name}")
+            raise ValueError(f"an outcome of run {run_key[:12]} came back from the training of {lease.name}")
         if fault := find_fault(files, run_key):
-            raise BadOutcome(f"the outcome of run {run_key[:12]} isn't whole: {fault}; nothing is published")
+            raise ValueError(f"the outcome of run {run_key[:12]} isn't whole: {fault}; nothing is published")
 
 
 def publish(outcomes: Mapping[str, Mapping[str, bytes]], work: str, lease: Lease, leases: Leases, store: Store) -> None:

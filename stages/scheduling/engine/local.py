@@ -185,7 +185,7 @@ def _fork_slots(
     report: Report,
     stop: threading.Event,
     *,
-    is_alone: bool = False,
+    is_alone: bool,
 ) -> tuple[str, set[str]]:
     """Train in one process per device.
 

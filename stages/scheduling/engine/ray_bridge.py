@@ -7,9 +7,7 @@ starts another one.
 from __future__ import annotations
 
 import importlib
-import json
 import logging
-import math
 import multiprocessing
 import os
 import shutil
@@ -25,7 +23,7 @@ from typing import Any
 from stages.orphans import exit_when_gone
 from stages.run import RunSpec
 from stages.runs.fingerprint import PACKAGE_ROOT, source_path
-from stages.scheduling.engine.groups import EngineError, Group, network_of
+from stages.scheduling.engine.groups import EngineError, Group
 from stages.scheduling.engine.ray_task import SubmitterGone, TaskRequest, pack_files, train_group
 
 ADDRESS = "RAY_ADDRESS"
@@ -38,21 +36,11 @@ SHORT_OF_MEMORY = "Ray ended its process because the node was short of memory"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
-    """Resources of a living node of the cluster; memory in bytes."""
-
-    cpus: float
-    gpus: float
-    memory: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """Resources that one task takes from its node; memory in bytes, which Ray counts and doesn't limit."""
+class Resources:
+    """Processors and GPUs of a living node of the cluster, or those that one task takes from its node."""
 
     cpus: float
     gpus: float = 0.0
-    memory: int = 0
 
 
 class Inbox:
@@ -183,16 +171,17 @@ class _Bridge:
             for reference in over:
                 self.commands.send((self.tasks.pop(reference), "ended", self._reason(reference)))
 
-    def submit(self, number: int, request: TaskRequest, share: Share) -> None:
+    def submit(self, number: int, request: TaskRequest, share: Resources) -> None:
         """Submit a task that Ray runs at most once, because the engine counts attempts."""
-        resources = {"num_cpus": share.cpus, "num_gpus": share.gpus, "memory": share.memory or None}
         group, packed = request.group, []
         if not self.is_alone:  # Ray brings the data's files once to each node that needs them
             digest = group.specs[0].data_digest
             if digest not in self.packed:
                 self.packed[digest] = self.ray.put(pack_files(group.data))
             packed = [self.packed[digest]]
-        remote = self.ray.remote(max_retries=0, **resources)(task).options(name=group.label)
+        remote = self.ray.remote(max_retries=0, num_cpus=share.cpus, num_gpus=share.gpus)(task).options(
+            name=group.label
+        )
         self.tasks[remote.remote(number, request, self.inbox, packed)] = number
 
     def cancel(self, number: int, is_forced: bool) -> None:
@@ -204,11 +193,9 @@ class _Bridge:
     def nodes(self) -> None:
         self.commands.send(("nodes", self._nodes()))
 
-    def _nodes(self) -> list[Node]:
+    def _nodes(self) -> list[Resources]:
         alive = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        return [
-            Node(cpus=has.get("CPU", 0.0), gpus=has.get("GPU", 0.0), memory=int(has.get("memory", 0))) for has in alive
-        ]
+        return [Resources(cpus=has.get("CPU", 0.0), gpus=has.get("GPU", 0.0)) for has in alive]
 
     def _reason(self, reference: Any) -> str:
         errors = self.ray.exceptions
@@ -315,15 +302,11 @@ MOST_BYTES = 100 * 2**20
 """Largest working directory that Ray uploads without trouble, in bytes."""
 
 
-class TooMuchCode(EngineError):
-    """More code than Ray uploads."""
-
-
 def copy_code(specs: Iterable[RunSpec], folder: Path) -> None:
     """Copy the code that these runs need into `folder`.
 
     Raises:
-        TooMuchCode: it is larger than Ray allows.
+        EngineError: it is larger than Ray allows.
     """
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
     shutil.copytree(PACKAGE_ROOT / "stages", folder / "stages", ignore=ignored)
@@ -338,48 +321,35 @@ def copy_code(specs: Iterable[RunSpec], folder: Path) -> None:
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if size > MOST_BYTES:
         largest = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-        raise TooMuchCode(
+        raise EngineError(
             f"the code for the nodes has {size / 2**20:.0f} MiB, but Ray uploads at most {MOST_BYTES / 2**20:.0f}; "
             f"the largest file is {largest.relative_to(folder)}: keep data out of packages"
         )
 
 
-_MARGIN = 1.25
-_CONTEXT_BYTES = 2**30
-"""Device memory that CUDA itself takes for each process."""
-_PARTS = 8
-"""A GPU is shared in eighths, because with more processes, small networks wait for each other."""
-
-
 class Shares:
-    """Shares of the nodes for trainings on `devices`; learns from outcomes how much memory networks need."""
+    """Equal shares of the nodes for trainings on `devices`."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._kinds = [name.partition(":")[0] for name in devices[0].split("+")]
         self._together = len(devices)
-        self._peaks: dict[str, int] = {}
-        self._device_bytes = 0
 
-    def of(self, group: Group, nodes: Sequence[Node], *, is_alone: bool) -> tuple[Share, str, int]:
+    def of(self, nodes: Sequence[Resources], *, is_alone: bool) -> tuple[Resources, str, int]:
         """Return the share, the device and the number of threads.
 
         The number of threads is the same on every node, because it decides the last digits.  Several GPUs that train
         one run together are whole ones of one node; Ray chooses them.
         """
-        peak = self._peaks.get(network_of(group.specs[0]), 0)
         if (ranks := len(self._kinds)) > 1 and self.device(nodes) == "cuda":
-            return Share(cpus=ranks, gpus=ranks), self._ranks(nodes), ranks
+            return Resources(cpus=ranks, gpus=ranks), self._ranks(nodes), ranks
         if self.device(nodes) == "cuda":
-            part = 1.0 if is_alone else 1 / self._together  # as many tasks share a GPU as there are devices in the list
-            if peak and self._device_bytes and not is_alone:
-                part = math.ceil(_PARTS * (_MARGIN * peak + _CONTEXT_BYTES) / self._device_bytes) / _PARTS
-            return Share(cpus=1, gpus=min(1.0, part)), "cuda", 1
+            # as many tasks share a GPU as there are devices in the list
+            return Resources(cpus=1, gpus=1.0 if is_alone else 1 / self._together), "cuda", 1
         threads = self._threads(nodes)
         cpus = self._fewest_cpus(nodes) if is_alone else threads
-        memory = min([math.ceil(_MARGIN * peak), *(node.memory for node in nodes if node.cpus >= 1)])
-        return Share(cpus=cpus, memory=memory), self._ranks(nodes), threads
+        return Resources(cpus=cpus), self._ranks(nodes), threads
 
-    def room(self, nodes: Sequence[Node]) -> int:
+    def room(self, nodes: Sequence[Resources]) -> int:
         """Return how many groups to keep submitted: all that the cluster can train at once, and some that wait."""
         if self.device(nodes) == "cuda" and (ranks := len(self._kinds)) > 1:
             places = sum(int(node.gpus) // ranks for node in nodes)
@@ -389,18 +359,7 @@ class Shares:
             places = sum(int(node.cpus) // self._threads(nodes) for node in nodes)
         return places + max(2, places // 4)
 
-    def learn(self, group: Group, outcomes: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Remember how much memory a group's training needed."""
-        self._peaks[network_of(group.specs[0])] = max(
-            json.loads(files["result.json"])["peak_memory_bytes"] for files in outcomes.values()
-        )
-
-    def learn_device(self, size: int | None) -> None:
-        """Remember the smallest GPU's memory in bytes."""
-        if size:
-            self._device_bytes = min(size, self._device_bytes or size)
-
-    def lack(self, nodes: Sequence[Node]) -> str:
+    def lack(self, nodes: Sequence[Resources]) -> str:
         """Explain why no node can take a group ("" if one can); the group waits, because a cluster may grow."""
         ranks = len(self._kinds)
         if self.device(nodes) != "cuda" or any(node.gpus >= ranks for node in nodes):
@@ -409,20 +368,20 @@ class Shares:
         needed = f"{ranks} GPUs" if ranks > 1 else "a GPU"
         return f"a run takes {needed} of one node, and no node of the cluster has more than {most}: it waits for one"
 
-    def device(self, nodes: Sequence[Node]) -> str:
+    def device(self, nodes: Sequence[Resources]) -> str:
         """Return `cpu` or `cuda`; `auto` is `cuda` if any node has a GPU."""
         kind = self._kinds[0]
         if kind == "auto":
             return "cuda" if any(node.gpus for node in nodes) else "cpu"
         return kind
 
-    def _ranks(self, nodes: Sequence[Node]) -> str:
+    def _ranks(self, nodes: Sequence[Resources]) -> str:
         """Return the devices of one run by the names that they have on a node: `cpu`, `cpu+cpu`, `cuda:0+cuda:1`."""
         kinds = [self.device(nodes) if kind == "auto" else kind for kind in self._kinds]
         return "+".join(f"{kind}:{number}" if kind == "cuda" else kind for number, kind in enumerate(kinds))
 
-    def _threads(self, nodes: Sequence[Node]) -> int:
+    def _threads(self, nodes: Sequence[Resources]) -> int:
         return max(1, self._fewest_cpus(nodes) // self._together)
 
-    def _fewest_cpus(self, nodes: Sequence[Node]) -> int:
+    def _fewest_cpus(self, nodes: Sequence[Resources]) -> int:
         return int(min((node.cpus for node in nodes if node.cpus >= 1), default=1))

@@ -21,7 +21,7 @@ from stages.runs.object_store import ObjectStore
 from stages.runs.store import STATE, RunStore, Store, stack_id
 from stages.scheduling.engine.groups import EngineError, Event, Group, Report, TrainingsKilled
 from stages.scheduling.engine.leases import End, Lease, LeaseLost, Leases, check, claim_group, describe_failure, publish
-from stages.scheduling.engine.ray_bridge import LOST, SHORT_OF_MEMORY, Cluster, Node, Shares
+from stages.scheduling.engine.ray_bridge import LOST, SHORT_OF_MEMORY, Cluster, Resources, Shares
 from stages.scheduling.engine.ray_task import TaskRequest
 
 _TICK_SECONDS = 0.1
@@ -101,7 +101,7 @@ class _Engine:
         self.alone: set[str] = set()  # labels of groups that train again, alone on their device
         self.holders: dict[str, str] = {}
         self.number = 0
-        self.nodes: list[Node] | None = None
+        self.nodes: list[Resources] | None = None
         self.dashboard, self.printed, self.store_refused = "", "", ""
         self.reached = self.listened = time.monotonic()
         self.nodes_requested = self.claims_from = 0.0
@@ -173,7 +173,7 @@ class _Engine:
                 task.stepped = min(now, task.stepped + now - self.listened)
             self._watch()
 
-    def _submit_more(self, nodes: Sequence[Node]) -> None:
+    def _submit_more(self, nodes: Sequence[Resources]) -> None:
         if time.monotonic() < self.claims_from:
             return
         if self.waiting and (lack := self.shares.lack(nodes)):
@@ -187,7 +187,7 @@ class _Engine:
             self.waiting.extend(elsewhere)
             self.claims_from = time.monotonic() + self.store.poll_seconds
 
-    def _submit(self, group: Group, nodes: Sequence[Node]) -> bool:
+    def _submit(self, group: Group, nodes: Sequence[Resources]) -> bool:
         """Claim a group and submit it; return False if another process holds it."""
         if group.is_published(self.store):
             self.report(Event(kind="elsewhere", label=group.label))
@@ -200,7 +200,7 @@ class _Engine:
         self.number += 1
         task = _Task(self.number, group, lease, lease_lost, kept_alive, group.label in self.alone)
         self.tasks[task.number] = task
-        share, task.device, threads = self.shares.of(group, nodes, is_alone=task.is_alone)
+        share, task.device, threads = self.shares.of(nodes, is_alone=task.is_alone)
         works = [*group.run_keys, *([stack_id(group.specs)] if group.is_stack else [])]
         names = [f"{work}/{STATE}" for work in works] if isinstance(self.store, RunStore) else []
         states = {name: self.store.scratch.load(name) for name in names}
@@ -227,8 +227,7 @@ class _Engine:
             f"the keys on {task.node}, then `ray stop` and `ray start` there again"
         )
 
-    def _on_started(self, task: _Task, runs: int, device_bytes: int | None) -> None:
-        self.shares.learn_device(device_bytes)
+    def _on_started(self, task: _Task, runs: int) -> None:
         self._report(task, "started", runs=runs, device=task.device, node=task.node, dashboard=self.dashboard)
 
     def _on_beat(self, task: _Task, steps: int) -> None:
@@ -262,7 +261,6 @@ class _Engine:
         except Exception as error:  # noqa: BLE001  (one run's fault must not stop the others; it is reported)
             self._fail(task, [*outcomes], *describe_failure(error))
         else:
-            self.shares.learn(task.group, outcomes)
             self._report(task, "finished")
 
     def _on_stopped(self, task: _Task, keys: list[str], message: str) -> None:

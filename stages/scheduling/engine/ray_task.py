@@ -103,9 +103,7 @@ def _train(request: TaskRequest, send: Send, progress: _Progress, packed: Packed
     torch.set_num_threads(request.threads)
     worker = importlib.import_module(_WORKER)
     is_stack = group.is_stack and worker.can_stack(device)
-    has_gpu = device.startswith("cuda") and torch.cuda.is_available()
-    device_bytes = torch.cuda.get_device_properties(0).total_memory if has_gpu else None
-    send("started", len(group.specs) if is_stack else 1, device_bytes)
+    send("started", len(group.specs) if is_stack else 1)
     missing = [spec for spec in group.specs if spec.run_key not in request.published]
     for specs in [group.specs] if is_stack else [(spec,) for spec in missing]:
         jobs = [worker.Job(spec=spec, data=data, device=device) for spec in specs]
