@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -20,6 +21,8 @@ from typing import Any
 
 LOADED: dict[str, bytes] = {}
 """Source of each module outside of installed packages that this process has loaded since then."""
+STARTED_NS = time.time_ns()
+"""Time after which this process, or the one that it is a fork of, has loaded its modules (ns since 1970)."""
 _HEADER = MAGIC_NUMBER + (0b11).to_bytes(4, "little")  # bytecode that is checked by the hash of its source (PEP 552)
 _LIBRARY = os.path.dirname(os.path.realpath(os.__file__)) + os.sep
 _PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))

@@ -1,9 +1,10 @@
-"""Forks stages from one process that has loaded torch and the other libraries, so that a `dvc repro` loads them once.
+"""Forks stages from one process that has loaded torch, other libraries and our code, so that a repro loads them once.
 
-`claimcheck repro` starts this file.  It imports none of our code, so that each stage loads the current one.  On each
-connection it takes one call (`ask`): a line of JSON, sent with the child's standard input, output and error.  It
-answers with two lines, the child's pid and its exit code.  If the caller closes the connection earlier, the child is
-killed.  Standard library only, one thread (a fork lacks the others), and only on Linux.
+`claimcheck repro` starts this file.  On each connection it takes one call (`ask`): a line of JSON, sent with the
+child's standard input, output and error.  It answers with two lines, the child's pid and its exit code.  If the caller
+closes the connection earlier, the child is killed.  One thread (a fork lacks the others), and only on Linux.
+
+Our code is that of the working directory when the repro began.  `stages.params.stage_inputs` notices later edits.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ LIBRARIES = (
     "yaml",
     "zoneinfo",
 )
+VERBS = ("evaluate", "fetch", "preprocess", "train")
+"""Stages that run once for each experiment or data set."""
 # Variables that the interpreter or a library reads only when it is loaded, so that a fork can't change them.
 _READ_AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "ATEN_", "TORCH", "LD_", "MALLOC_", "GLIBC_", "CUDA_")
 _CALL_BYTES = 1 << 22
@@ -95,6 +98,7 @@ def serve(address: str) -> None:
     for library in LIBRARIES:
         with suppress(ImportError):  # a stage that needs it reports that
             importlib.import_module(library)
+    _load_code()
     if threading.active_count() > 1:
         os.unlink(address)
         return  # a fork would copy locks that another thread holds; threads of OpenBLAS and jemalloc end before a fork
@@ -119,12 +123,25 @@ def serve(address: str) -> None:
                     _look_after(child, caller, selector, children)
 
 
+def _load_code() -> None:
+    """Import our code and compute its digests, because each stage would take half a second for both."""
+    sys.path.insert(0, os.getcwd())
+    with suppress(Exception):  # a stage whose code or parameters are at fault reports that
+        for verb in VERBS:
+            importlib.import_module(f"stages.{verb}")
+        if VERBS:
+            importlib.import_module("stages.worker")
+            importlib.import_module("stages.params.stage_inputs").digest_all_code()
+    for verb in VERBS:
+        sys.modules.pop(f"stages.{verb}", None)  # each runs as `__main__`
+
+
 def _take_call(
     caller: socket.socket, read: Mapping[str, str], selector: selectors.BaseSelector, children: set[socket.socket]
 ) -> None:
-    """Fork for a caller whose variables are those that were `read` when the libraries were loaded."""
+    """Fork for a caller in this folder whose variables are those that were `read` when the libraries were loaded."""
     call, files = _read_call(caller)
-    if call is None or read_at_start(call["environment"]) != read:
+    if call is None or call.pop("cwd") != os.getcwd() or read_at_start(call["environment"]) != read:
         _close(files)
         caller.close()  # without a pid, so that the caller runs the stage itself
         return
@@ -183,7 +200,6 @@ def _run(
     files: Sequence[int],
     module: str,
     arguments: Sequence[str],
-    cwd: str,
     environment: Mapping[str, str],
 ) -> None:
     """Run `python -m module arguments` in the child; multiprocessing ends it as the interpreter would."""
@@ -194,11 +210,9 @@ def _run(
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = [module, *arguments]
-    sys.path.insert(0, cwd)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

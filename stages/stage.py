@@ -12,8 +12,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from stages.orphans import WATCHED, OrphanedStage, dvc_and_shells, exit_when_gone
 from stages.preloaded import ADDRESS, ask
-from stages.scheduling.engine.local import WATCHED, OrphanedStage, dvc_and_shells, exit_when_gone
 
 
 def main(arguments: Sequence[str]) -> int:

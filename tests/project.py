@@ -19,6 +19,7 @@ from stages.params.experiment import load_params, merge, read_files
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.equivalence import Compared, EquivalenceLine, Proof, path_of
 from tests.packed_table import pack_images
+from tests.preloaded import python
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXPERIMENT = "tiny-mnist"
@@ -131,10 +132,9 @@ def start_training(project: Path, *options: str) -> subprocess.Popen[str]:
 
 def train(project: Path, *options: str) -> str:
     """Train to the end and return the output."""
-    process = start_training(project, *options)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
-    return output
+    done = python("-m", "stages.train", EXPERIMENT, *options, cwd=project, env=environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def outcomes(project: Path) -> dict[str, tuple[bytes, bytes]]:

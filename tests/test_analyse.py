@@ -1,7 +1,5 @@
 import json
 import re
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from stages.claims import read_claims
 from stages.papers.finding import Finding, Reading
 from stages.params.stage_inputs import code_digests
 from stages.runs.fingerprint import source_path
+from tests.preloaded import python
 from tests.project import REPOSITORY, computed_findings, environment
 
 
@@ -40,14 +39,7 @@ def toy_paper(tmp_path: Path) -> Path:
 
 
 def test_findings_of_every_paper_are_written_as_lines(toy_paper: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stages.analyse"],
-        cwd=toy_paper,
-        env=environment() | {"PYTHONPATH": str(toy_paper)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python("-m", "stages.analyse", cwd=toy_paper, env=environment() | {"PYTHONPATH": str(toy_paper)})
     assert done.stdout == "analyse: toy: 1 fails, 1 holds\n"
     lines = [json.loads(line) for line in (toy_paper / "data" / "findings.jsonl").read_text().splitlines()]
     assert [(line["paper"], line["claim"], line["holds"]) for line in lines] == [

@@ -22,7 +22,7 @@ INPUTS = stage_inputs(PARAMS)
 # Modules that import by name: their possible targets must be roots of `stages.params.stage_inputs`.
 IMPORT_BY_NAME = {
     "analyse.py",  # papers' findings
-    "preloaded.py",  # only libraries
+    "preloaded.py",  # libraries and stages
     "scheduling/engine/groups.py",  # engines
     "scheduling/engine/local.py",  # worker
     "runs/object_store.py",  # object-store package

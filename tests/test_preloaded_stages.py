@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from stages import preloaded
-from stages.preloaded import ADDRESS, LIBRARIES
+from stages.preloaded import ADDRESS, LIBRARIES, ask
 from tests.polling import wait_until
 
 pytestmark = pytest.mark.slow
@@ -41,14 +41,14 @@ LITTLE = ("json", "numpy")
 
 @contextmanager
 def server(
-    folder: Path, environment: dict[str, str], libraries: tuple[str, ...] = LITTLE
+    folder: Path, environment: dict[str, str], libraries: tuple[str, ...] = LITTLE, verbs: tuple[str, ...] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
     script = folder / "server.py"
     text = Path(preloaded.__file__).read_text(encoding="utf-8")
     before, after = text.index("LIBRARIES = ("), text.index("# Variables that the interpreter")
-    script.write_text(f"{text[:before]}LIBRARIES = {libraries}\n{text[after:]}")
+    script.write_text(f"{text[:before]}LIBRARIES = {libraries}\nVERBS = {verbs}\n{text[after:]}")
     command = [sys.executable, "-P", str(script), environment[ADDRESS]]
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.PIPE)
     with process:
         wait_until(lambda: Path(environment[ADDRESS]).exists(), 60)
         try:
@@ -91,7 +91,7 @@ def test_forked_stage_has_the_same_output_and_exit_code(
         output, errors = caller.communicate(timeout=30)
         pid = int(output.split()[0])
         assert pid not in (caller.pid, process.pid) and errors == "said on stderr\n"
-        assert output.split()[2] == "False", "the server loads none of our code"
+        assert output.split()[2] == "False", "this server was asked to load none of our code"
         assert caller.returncode == code
         assert process.stdin is not None
         process.stdin.close()
@@ -118,6 +118,31 @@ def test_sigterm_is_forwarded_to_the_stage(tmp_path: Path, environment: dict[str
         wait_until(lambda: has_received_pid(caller))
         caller.send_signal(signal.SIGTERM)
         assert caller.wait(20) == 256 - signal.SIGTERM
+
+
+def test_stage_runs_the_code_that_the_server_loaded_in_its_folder(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages" / "__init__.py").touch()
+    part = tmp_path / "stages" / "part.py"
+    part.write_text("number = 1\n")
+    verb = "import pathlib, stages.part\npathlib.Path('said').write_text(str(stages.part.number))\n"
+    (tmp_path / "stages" / "fetch.py").write_text(verb)
+
+    def fetch(folder: Path) -> list[bytes]:
+        monkeypatch.chdir(folder)
+        with open(os.devnull, "r+b") as null:
+            files = [null.fileno()] * 3
+            with ask(environment[ADDRESS], "stages.fetch", [], environment, files) as call, call.makefile("rb") as said:
+                return said.read().split()[1:]
+
+    with server(tmp_path, environment, verbs=("fetch",)):
+        assert fetch(tmp_path) == [b"0"]
+        part.write_text("number = 22\n")
+        (tmp_path / "said").unlink()
+        assert fetch(tmp_path) == [b"0"] and (tmp_path / "said").read_text() == "1"
+        assert fetch(tmp_path / "stages") == [], "declined"
 
 
 def test_setting_read_at_startup_needs_a_new_process(tmp_path: Path, environment: dict[str, str]) -> None:

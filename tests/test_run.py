@@ -280,7 +280,7 @@ def test_stage_refuses_params_that_changed_while_dvc_ran(checkout: Path) -> None
     assert ask(checkout, "-m", "stages.inputs").returncode == 0
     params, name = checkout / "params.yaml", f"evaluate@{EXPERIMENT}"
     content = params.read_text()
-    params.write_text(content.replace("warmup: 1", "warmup: 0", 1))
+    params.write_text(content.replace("repeats: 1", "repeats: 2", 1))
     assert params.read_text() != content
     refused = ask(checkout, "-m", "stages.evaluate", EXPERIMENT, DVC_STAGE=name)
     assert refused.returncode == 1
@@ -289,6 +289,25 @@ def test_stage_refuses_params_that_changed_while_dvc_ran(checkout: Path) -> None
     params.write_text(content)
     again = ask(checkout, "-m", "stages.evaluate", EXPERIMENT, DVC_STAGE=name)
     assert again.returncode == 0, again.stderr
+
+
+EDITED = """
+import pathlib, subprocess, sys
+from stages import device
+from stages.params.stage_inputs import changed_meanwhile
+path = pathlib.Path(device.__file__)
+path.write_text(path.read_text() + sys.argv[1])
+subprocess.run([sys.executable, "-m", "stages.inputs"], check=True, stdout=subprocess.DEVNULL)
+print(changed_meanwhile())
+"""
+
+
+@pytest.mark.parametrize(("added", "changed"), [("x = 1\n", "['stages.device']\n"), ("# a comment\n", "[]\n")])
+def test_code_that_was_edited_between_loading_and_inputs_counts_as_changed(
+    checkout: Path, added: str, changed: str
+) -> None:
+    done = ask(checkout, "-c", EDITED, added, DVC_STAGE=f"train@{EXPERIMENT}")
+    assert (done.stdout, done.stderr) == (changed, "")
 
 
 VIT = Path("stages/papers/ninformer/vit.py")

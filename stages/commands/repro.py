@@ -275,9 +275,9 @@ def repro(options: argparse.Namespace) -> Answer:
     params = load_params()
     experiments = [find_experiment(params, name).name for name in options.experiments]
     targets = ["analyse", *(f"evaluate@{name}" for name in experiments)] if experiments else []
-    commands = [["dvc", "repro", *targets]]
+    commands = [["stages.commands.dvc", "repro", *targets]]
     if experiments:  # without --single-item, DVC would first evaluate all experiments
-        commands.append(["dvc", "repro", "--single-item", "record", "report"])
+        commands.append(["stages.commands.dvc", "repro", "--single-item", "record", "report"])
     log = LOGS / f"repro-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.log"
     with (
         locked(LOGS / "repro.pid"),

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages import papers_folder
+from stages import STARTED_NS, papers_folder
 from stages.params.experiment import Params, load_params, resolve_protocol
 from stages.params.plugins import find_plugins
 from stages.params.schema import known_papers
@@ -111,6 +111,12 @@ def code_digests(roots: tuple[str, ...], files: tuple[str, ...]) -> Mapping[str,
     return found | _file_digests(path for pattern in files for path in sorted(papers_folder().glob(pattern)))
 
 
+def digest_all_code() -> None:
+    """Read the code of all stages, so that forks of this process needn't."""
+    for inputs in stage_inputs(load_params()).values():
+        code_digests(inputs.roots, inputs.files)
+
+
 def _file_digests(paths: Iterable[Path]) -> dict[str, str]:
     return {
         path.relative_to(_FOLDER.parent if path.is_relative_to(_FOLDER) else Path.cwd()).as_posix(): hashlib.sha256(
@@ -125,21 +131,21 @@ def changed_meanwhile() -> list[str]:
     """List code that this process runs, or params that it reads, that differ from those recorded for its stage.
 
     Such edits during `dvc repro` would record the stage's outcome under the old code or params.  Empty outside of DVC,
-    which names the stage in the environment.  A file older than the record is unchanged.
+    which names the stage in the environment.  A file older than both the record and this process is unchanged.
     """
     stage = os.environ.get("DVC_STAGE")
     path = TARGET / f"{stage}.json"
     if stage is None or not path.is_file():
         return []
-    written, content = path.stat().st_mtime_ns, json.loads(path.read_text(encoding="utf-8"))
+    since, content = min(path.stat().st_mtime_ns, STARTED_NS), json.loads(path.read_text(encoding="utf-8"))
     edited = {
         module: digest
         for module, digest in content["code"].items()
-        if (source := source_path(module)) is not None and source.stat().st_mtime_ns > written
+        if (source := source_path(module)) is not None and source.stat().st_mtime_ns > since
     }
     changed = unlike_loaded(edited)
     files = [Path("params.yaml"), *Path("params").glob("*.yaml")]
-    if any(file.stat().st_mtime_ns > written for file in files):
+    if any(file.stat().st_mtime_ns > since for file in files):
         inputs = stage_inputs(load_params()).get(stage)
         if inputs is None or json.loads(json.dumps(inputs.params)) != content["params"]:
             changed.append("params")

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -48,8 +47,7 @@ def project(tmp_path: Path) -> Path:
 
 def train(project: Path, short: int, devices: str) -> subprocess.CompletedProcess[str]:
     env = environment() | {"PYTHONPATH": str(project), "SHORT": str(short)}
-    command = [sys.executable, "-m", "stages.train", EXPERIMENT, "--device", devices]
-    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
+    return python("-m", "stages.train", EXPERIMENT, "--device", devices, cwd=project, env=env)
 
 
 def ends(project: Path) -> list[list[tuple[str | None, str]]]:

@@ -339,18 +339,25 @@ def is_gone(owner: str) -> bool:
 _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
 
 
-def publish(outcomes: Mapping[str, Mapping[str, bytes]], work: str, lease: Lease, leases: Leases, store: Store) -> None:
-    """Check the outcomes (sealed files by run key), publish them, and delete the scratch folder `work`.
+def check(outcomes: Mapping[str, Mapping[str, bytes]], lease: Lease) -> None:
+    """Check outcomes (sealed files by run key) that another process sent.
 
     Raises:
         ValueError: an outcome is damaged or belongs to a run that the lease doesn't cover.
-        LeaseLost: another process has taken over a run.
     """
     for run_key, files in outcomes.items():
         if run_key not in lease.run_keys:
             raise ValueError(f"an outcome of run {run_key[:12]} came back from the training of {lease.name}")
         if fault := find_fault(files, run_key):
             raise ValueError(f"the outcome of run {run_key[:12]} isn't whole: {fault}; nothing is published")
+
+
+def publish(outcomes: Mapping[str, Mapping[str, bytes]], work: str, lease: Lease, leases: Leases, store: Store) -> None:
+    """Publish outcomes of the leased runs, and delete the scratch folder `work`.
+
+    Raises:
+        LeaseLost: another process has taken over a run.
+    """
     for run_key, files in outcomes.items():
         leases.publish(lease, run_key, files)
     store.scratch.drop(work)

@@ -10,19 +10,17 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext, ForkServerContext
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import psutil
-
-from stages.faults import FAULTS, Mistake, describe_fault
+from stages.faults import FAULTS, describe_fault
+from stages.orphans import exit_as_orphan, exit_when_gone
 from stages.runs.store import Store, home
 from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
 from stages.scheduling.engine.leases import (
@@ -34,60 +32,6 @@ from stages.scheduling.engine.leases import (
     process_identity,
     publish,
 )
-
-WATCHED = "CLAIMCHECK_WATCHED"
-"""Environment variable of a stage that runs for another process (`stages.stage`), which watches `dvc` for it."""
-_POLL_SECONDS = 0.5
-
-
-class OrphanedStage(Mistake, RuntimeError):
-    """A stage whose `dvc` was killed before the stage could begin to watch it."""
-
-
-def dvc_and_shells() -> list[int]:
-    """Return the pids of all ancestors up to `dvc`; none if there is no `dvc`, or if another process watches it."""
-    if WATCHED in os.environ:
-        return []
-    chain = []
-    for process in psutil.Process().parents():
-        chain.append(process.pid)
-        # `dvc repro`, `python /usr/bin/dvc repro`, `python -m dvc repro`
-        with suppress(psutil.Error):
-            if "dvc" in [Path(word).name for word in process.cmdline()[:3]]:
-                return chain
-    if "DVC_STAGE" in os.environ:
-        raise OrphanedStage("dvc started this stage and is gone already; nothing was trained")
-    return []
-
-
-def exit_when_gone(pids: Collection[int]) -> None:
-    """Start a thread that ends this process, without cleanup, as soon as one of `pids` is gone."""
-    if not pids:
-        return
-    watched = []
-    for pid in pids:
-        with suppress(psutil.NoSuchProcess):
-            watched.append(psutil.Process(pid))
-
-    def is_alive(process: psutil.Process) -> bool:
-        with suppress(psutil.NoSuchProcess):
-            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-        return False
-
-    def watch() -> None:
-        while len(watched) == len(pids) and all(map(is_alive, watched)):
-            time.sleep(_POLL_SECONDS)
-        exit_as_orphan()
-
-    threading.Thread(target=watch, name="orphan-watch", daemon=True).start()
-
-
-def exit_as_orphan() -> NoReturn:
-    """End this process at once, without cleanup, and say why."""
-    message = "the process that started this training is gone; stopping (the next run resumes)"
-    print(message, file=sys.stderr, flush=True)
-    os._exit(os.EX_TEMPFAIL)
-
 
 _WORKER = "stages.worker"
 _HINT = " (often because of too little memory: see `dmesg`; fewer slots in the profile help)"

@@ -20,7 +20,7 @@ from stages.faults import describe_fault
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import STATE, RunStore, Store, stack_id
 from stages.scheduling.engine.groups import EngineError, Event, Group, Report, TrainingsKilled
-from stages.scheduling.engine.leases import End, Lease, LeaseLost, Leases, claim_group, describe_failure, publish
+from stages.scheduling.engine.leases import End, Lease, LeaseLost, Leases, check, claim_group, describe_failure, publish
 from stages.scheduling.engine.ray_bridge import LOST, SHORT_OF_MEMORY, Cluster, Resources, Shares
 from stages.scheduling.engine.ray_task import TaskRequest
 
@@ -254,6 +254,7 @@ class _Engine:
 
     def _on_trained(self, task: _Task, outcomes: Mapping[str, Mapping[str, bytes]], work: str) -> None:
         try:
+            check(outcomes, task.lease)
             publish(outcomes, work, task.lease, self.leases, self.store)
         except LeaseLost as taken_over:
             self._report(task, "elsewhere", str(taken_over))
