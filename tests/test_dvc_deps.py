@@ -29,6 +29,7 @@ IMPORT_BY_NAME = {
     "scheduling/engine/ray_bridge.py",  # Ray
     "scheduling/engine/ray_task.py",  # worker
     "reported/command.py",  # the application
+    "upkeep/exporting.py",  # packages of exports
     "proving/driver.py",  # in no stage: the code of another revision
     "papers/__init__.py",  # papers' models
     "training/stacked.py",  # stacks
