@@ -2,8 +2,9 @@
 
 Only results under equal conditions (same protocol, same data) share a table, so that a pair differs only in its arms.
 The best conditions are shown: real data before placeholder data, then several arms before one, then the stronger
-profile, then more arms and replicates.  The number of placeholder data says nothing about the claim, so it has no mean, difference, gain or rank.
-The number of a shortened run is ours, but it has no difference and no gain (`why_no_difference`).
+profile, then more arms and replicates.  The number of placeholder data says nothing about the claim, so it has no mean,
+difference, gain or rank.  The number of a shortened run is ours, but it has no difference and no gain
+(`why_no_difference`).
 
 Rows are read by column, because a comparison of thousands of runs needs few of their numbers.
 """
