@@ -62,8 +62,8 @@ def test_page_shows_stored_answers_that_three_lines_of_code_reproduce(
 
 def test_page_lists_every_claim_about_the_model_and_what_is_missing(published_client: TestClient) -> None:
     claims = published_client.get("/api/v1/claims?experiment=ninformer-cifar100&limit=1000").json()
-    page = published_client.get("/models/ninformer-cifar100.vit").text
-    about = {one["id"] for one in claims if "vit" in (one["arm"], one["baseline_arm"])}
+    page = published_client.get("/models/ninformer-cifar100.mlp-mixer").text
+    about = {one["id"] for one in claims if "mlp-mixer" in (one["arm"], one["baseline_arm"])}
     assert about and set(re.findall(r'href="/claims/([^"#?]+)"', page)) == about
     mistakes = set(re.findall(r"<b>([^<]+)</b> taken for <b>([^<]+)</b>", page))  # no data or weights here
     assert mistakes and {name.replace(" ", "_") for pair in mistakes for name in pair} <= set(CIFAR100.classes)
