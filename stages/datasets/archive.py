@@ -173,6 +173,8 @@ def _middle(picture: Image.Image, side: int, *, is_mask: bool = False) -> Image.
     shorter = min(width, height)
     if shorter != side:
         scaled = (side * width // shorter, side * height // shorter)
+        if scaled[0] * scaled[1] > MAX_PIXELS:
+            raise ValueError(f"{width} x {height} pixels would become {scaled[0]:,} x {scaled[1]:,}")
         picture = picture.resize(scaled, Image.Resampling.NEAREST if is_mask else Image.Resampling.BILINEAR)
     left, top = (picture.width - side) // 2, (picture.height - side) // 2
     return picture.crop((left, top, left + side, top + side))

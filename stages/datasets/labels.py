@@ -32,12 +32,16 @@ def pair_masks(names: Iterable[str], folder: Path) -> dict[str, str]:
     for name in names:
         path = PurePosixPath(name)
         for kind in {*path.parent.parts} & pairs.keys():
-            pairs[kind]["/".join(part for part in path.with_suffix("").parts if part != kind)] = name
+            key = "/".join(part for part in path.with_suffix("").parts if part != kind)
+            if (other := pairs[kind].setdefault(key, name)) != name:
+                raise DatasetError(f"{folder}: {other} and {name} would be one picture's; rename one of them")
     images, masks = pairs["images"], pairs["masks"]
     if not images:
         raise DatasetError(f"{folder}: no picture is in a folder called images; its mask is in one called masks")
     if single := sorted(images.keys() ^ masks.keys()):
-        raise DatasetError(f"{folder}: {len(single)} of images/ and masks/ have no partner: {', '.join(single[:5])}")
+        raise DatasetError(
+            f"{folder}: {len(single)} of images/ and masks/ have no counterpart: {', '.join(single[:5])}"
+        )
     return {image: masks[key] for key, image in images.items()}
 
 

@@ -17,7 +17,7 @@ from stages.datasets.labels import encode_masks, encode_targets, is_mask, match_
 from stages.datasets.manifest import ImageReader, Manifest, check_classes, check_response, find_reader
 from stages.datasets.packed import ImageSet, PackedInfo, Split, TableSet
 from stages.datasets.prepare_table import STAND_IN_ROWS, pack_table, split_rows
-from stages.datasets.shards import SPLITS, Picture, Pictures
+from stages.datasets.shards import SPLIT_OF, SPLITS, Picture, Pictures
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
 from stages.params.schema import nearest
@@ -124,6 +124,10 @@ def _divide(pictures: Mapping[str, Picture], source: DatasetSource) -> tuple[dic
     splits = {name: pictures[name].split for name in names}
     test = next((one for one in _TESTS if one in splits.values()), None)
     if test is not None and _TRAIN in splits.values():
+        if lost := [name for name in names if not splits[name]]:
+            raise DatasetError(
+                f"{len(lost)} pictures are in no split, for example {lost[0]}; move them below train or test"
+            )
         published: dict[Split, str] = {"train": _TRAIN, "test": test}
         return {split: [name for name in names if splits[name] == one] for split, one in published.items()}, ""
     random = np.random.RandomState(0)  # frozen, so that the division stays the same with every numpy
@@ -145,8 +149,8 @@ def _side_of(folder: PurePosixPath) -> str:
     """Return the innermost folder, or archive, that is called train or like a test set; empty if there is none."""
     for part in reversed(PurePosixPath(str(folder).lower()).parts):
         stem = next((part.removesuffix(ending) for ending in ARCHIVES if part.endswith(ending)), part)
-        if stem in SPLITS:
-            return stem
+        if stem in SPLIT_OF:
+            return SPLIT_OF[stem]
     return ""
 
 

@@ -102,7 +102,7 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
     shared = find_shared(train, test)
     if manifest.source != "embedded":
         # Without a count, official files are taken as they are; other files may share none.
-        is_published = manifest.source == "official" and source.reader not in own.IMAGES
+        is_published = manifest.source == "official" and source.reader in READERS
         is_unknown = source.shared_images is None and is_published
         check_shared(shared, len(test) if is_unknown else source.shared_images or 0, manifest.dataset)
     mean, std = pixel_statistics(train.images)

@@ -39,7 +39,8 @@ Pictures = Iterator[tuple[Picture, Callable[[], bytes]]]
 
 
 SPLITS = ("train", "test", "val", "valid", "validation")
-_SPLIT = re.compile(rf"(?<![a-z])(?:{'|'.join(SPLITS)})(?![a-z])")
+SPLIT_OF = {name: name for name in SPLITS} | {"training": "train", "testing": "test"}
+_SPLIT = re.compile(rf"(?<![a-z])(?:{'|'.join(SPLIT_OF)})(?![a-z])")
 _ROWS = 32  # at a time, because a small Parquet file may unpack to long rows, and an Arrow file be one batch
 _SAMPLE = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
 _PARTS = (*PICTURES, ".cls", ".json")
@@ -212,9 +213,18 @@ def _class(label: Any, names: Sequence[str], where: str) -> tuple[int, str]:
 
 
 def _split_of(file: str) -> str:
-    """Return the split that the file's name or, failing that, an outer folder's has as a word, as in train-000.tar."""
-    found = [split for part in PurePosixPath(file.lower()).parts for split in _SPLIT.findall(part)]
-    return found[-1] if found else ""
+    """Return the split that the file's name or, failing that, its folder's has as a word, as in train-000.tar.
+
+    Raises:
+        DatasetError: a name has the words of two splits.
+    """
+    for part in reversed(PurePosixPath(file.lower()).parts[-2:]):
+        found = sorted({SPLIT_OF[word] for word in _SPLIT.findall(part)})
+        if len(found) > 1:
+            raise DatasetError(f"{file}: its name has {' and '.join(found)}; rename it after one split")
+        if found:
+            return found[0]
+    return ""
 
 
 READERS: Mapping[str, Callable[[Path, Sequence[str], DatasetSource], Pictures]] = {

@@ -221,7 +221,7 @@ def value(
         n=n,
         slope=_slope(margin_at, number.value) if margin is None else 0.0,
     )
-    verdict = judge_value(judged, sample, rules=rules, planned=sample.n)
+    verdict = judge_value(judged, sample, rules=rules, planned=None if rules.is_anytime else sample.n)
     mean = fmean(sample.values) if sample.values else None
     return _reported(claim, number.value, mean, verdict, rules)
 
@@ -349,7 +349,15 @@ def _compare(
         raise ValueError(f"folds is {folds}; expected the number of folds, 2 or more")
     one, other = _sample(a), _sample(b)
     pairing = "fold" if paired or folds else "none"
-    verdict = judge(asked, one, other, rules=rules, pairing=pairing, planned=max(one.n, other.n), folds=folds)
+    verdict = judge(
+        asked,
+        one,
+        other,
+        rules=rules,
+        pairing=pairing,
+        planned=None if rules.is_anytime else max(one.n, other.n),
+        folds=folds,
+    )
     number = None if printed is None else printed.value
     return _reported(claim, number, verdict.estimate, verdict, rules)
 

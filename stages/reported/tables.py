@@ -292,8 +292,9 @@ def _judge_row(row: ClaimRow, frame: pd.DataFrame, rules: Rules) -> ReportedVerd
             if {row.arm, row.baseline} <= set(part["arm"])
         ]
         return judging.wins(pairs, printed=row.text, **options)
-    folds = of_row["seed"].nunique() if frame.attrs["is_folded"] else None
-    if folds or rules.is_anytime:
+    count = of_row["seed"].nunique() if frame.attrs["is_folded"] else 0
+    folds = count if count > 1 else None
+    if count or rules.is_anytime:
         seeds = [set(of_row.loc[of_row["arm"] == arm, "seed"]) for arm in (row.arm, row.baseline)]
         of_row = of_row[of_row["seed"].isin(seeds[0] & seeds[1])]
         if of_row.empty:

@@ -1,9 +1,9 @@
 """Our numbers compared to the paper's, one experiment at a time.
 
 Only results under equal conditions (same protocol, same data) share a table, so that a pair differs only in its arms.
-The best conditions are shown: real data before placeholder data, then several arms before one, then the stronger
-profile, then more arms and replicates.  The number of placeholder data says nothing about the claim, so it has no mean,
-difference, gain or rank.  The number of a shortened run is ours, but it has no difference and no gain
+The best conditions are shown: real data before placeholder data, then several arms before one in a shortened run, then
+the stronger profile, then more arms and replicates.  The number of placeholder data says nothing about the claim, so it
+has no mean, difference, gain or rank.  The number of a shortened run is ours, but it has no difference and no gain
 (`why_no_difference`).
 
 Rows are read by column, because a comparison of thousands of runs needs few of their numbers.
@@ -348,9 +348,10 @@ def _compare_experiment(
     groups = [by_position[position] for position in sorted(by_position)]  # the strongest first
     profiles = tuple(dict.fromkeys(group[0].profile for group in groups))
     fitting = [group for group in groups if asked.fits(group[0])]
-    # A model alone compares with nothing, so weaker conditions are shown if several models ran under them.
+    # A shortened run alone compares with nothing, so weaker conditions are shown if several models ran under them.
     real = [group for group in fitting if group[0].provenance != "embedded"]
-    group = next((group for group in real if len({result.arm for result in group}) > 1), next(iter(fitting), []))
+    several = (group for group in real if not group[0].cut or len({result.arm for result in group}) > 1)
+    group = next(several, next(iter(fitting), []))
     first = group[0] if group else None
     metric = next(
         (item for item in metrics if any((item.name, item.split) in result.numbers for result in group)), metrics[0]

@@ -6,11 +6,14 @@ Nothing else imports this module, so it is in the run keys of those runs alone t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from inspect import isclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,6 +38,8 @@ class RecipeTask(ImageClassification):
             weights = len(labels) / (classes * counts) if is_balanced else torch.tensor(recipe.class_weights)
             self.weights = weights.float().to(self.device)
         self.losses = _build([recipe.loss] if recipe.loss else ())
+        if any(loss.state_dict() for loss in self.losses):
+            raise ValueError("recipe.loss has parameters or buffers, which nothing would train or save")
         self.transforms = _build(recipe.transforms or ())
         self.mix = _build(recipe.mix or (), num_classes=classes)
 
@@ -44,9 +49,9 @@ class RecipeTask(ImageClassification):
             return super().training_batch(rows, generator)
         images = self._augmenter.batch(rows, generator)
         labels = self.data.labels[rows]
-        seed = torch.randint(2**62, (1,), generator=generator, device=generator.device)
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(int(seed))  # torchvision draws from the global generator
+        seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+        with _seeded(seed), torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(seed)  # torchvision draws from the global generator
             for transform in self.transforms:
                 images = torch.stack([transform(image) for image in images])
             inputs = self._normalize(images)
@@ -65,6 +70,19 @@ class RecipeTask(ImageClassification):
     def sums(self, logits: Tensor, labels: Tensor, loss: Tensor) -> Tensor:
         """`scores`; the class of a mixed image is the one that it has most of."""
         return super().sums(logits, labels.argmax(1) if labels.ndim == 2 else labels, loss)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators of Python and numpy, from which transforms of other packages draw, for a while."""
+    states = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def _build(specs: Sequence[Mapping[str, Any]], **given: Any) -> list[Any]:

@@ -124,15 +124,18 @@ def _published(session: Session, run_keys: Iterable[str]) -> str:
     return f"{max(times, default=time.time()):.0f}"
 
 
+_UNITS = {"rmse": "target", "mae": "target", "perplexity": "perplexity"}
+
+
 def _metric(metric: MetricInfo) -> dict[str, Any]:
     is_log, is_share = "log_" in metric.name, metric.unit == "fraction"
     return {
         "metric_id": metric.name,
         "metric_name": metric.title,
-        "metric_unit": "proportion" if is_share else metric.unit or "squared target",
+        "metric_unit": "proportion" if is_share else metric.unit or _UNITS.get(metric.name, "squared target"),
         "lower_is_better": metric.better == "lower",
         "score_type": "continuous",
-        "min_score": "-Infinity" if is_log else 0.0,
+        "min_score": "-Infinity" if is_log else 1.0 if metric.name == "perplexity" else 0.0,
         "max_score": 1.0 if is_share else "Infinity",
     }
 

@@ -2,7 +2,7 @@
 
 A card's `model-index` and the Hub's newer `.eval_results/*.yaml` name a data set of the Hub, so a model that was
 trained on another one has neither.  Both give the accuracy of the released weights, on the whole test set; n and the
-two standard errors, of sampling and between training runs, stand in the notes.
+the standard error of sampling and the standard deviation between training runs are in the notes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ A {role} model of *{paper}*, trained on {dataset} to check a printed number.
 | standard error of sampling | {sampling:.2%} |
 | mean over training runs | {mean:.2%} |
 | training runs | {runs} |
-| standard error between runs | {between} |
+| standard deviation between runs | {between} |
 {printed}
 ## Use
 
@@ -120,7 +120,7 @@ def _describe(session: Session, hub: Any, model: Checkpoint, target: Path) -> No
     metadata: dict[str, Any] = dict(_LICENCE) if (target / "NOTICE").is_file() else {}
     if hub_name is not None:
         numbers = {"n": n, "sampling_standard_error": sampling, "training_runs": runs.n if runs else 1}
-        numbers |= {"run_to_run_standard_error": runs.stderr} if runs and runs.stderr is not None else {}
+        numbers |= {"run_to_run_standard_deviation": runs.std} if runs and runs.std is not None else {}
         evaluation = hub.EvalResult(
             task_type=_TASK,
             dataset_type=hub_name,
@@ -138,7 +138,8 @@ def _describe(session: Session, hub: Any, model: Checkpoint, target: Path) -> No
             task_id=_TASK,
             value=accuracy,
             date=result.origin and result.origin["published"],
-            notes=f"n = {n} test images, standard error of sampling {sampling:.4f}, between training runs {between}; "
+            notes=f"n = {n} test images, standard error of sampling {sampling:.4f}, "
+            f"standard deviation between training runs {between}; "
             f"{fidelity}",
             **source,
         )
@@ -180,6 +181,6 @@ def _describe(session: Session, hub: Any, model: Checkpoint, target: Path) -> No
 
 
 def _between(runs: Estimate | None) -> str:
-    if runs is None or runs.stderr is None:
+    if runs is None or runs.std is None:
         return "unknown: one run"
-    return f"{runs.stderr:.4f} ({runs.n} runs)"
+    return f"{runs.std:.2%} ({runs.n} runs)"

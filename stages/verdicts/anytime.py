@@ -58,7 +58,7 @@ def _shrinkage(factor: Numbers) -> Numbers:
 
 def explain_anytime(verdict: Verdict, what: str) -> Verdict:
     """Say that the interval, if there is one, holds at any number of `what`."""
-    if verdict.low is None or math.isinf(verdict.low):
+    if verdict.low is None or math.isinf(verdict.low) or verdict.low == verdict.high:
         return verdict
     return dataclasses.replace(
         verdict, explanation=f"{verdict.explanation} The interval holds at any number of {what}."

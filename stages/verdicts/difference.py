@@ -183,7 +183,7 @@ def with_assumptions(
     warning.
     """
     unequal = " and the spreads of the two models differ by a factor of 3 or more"
-    said = warn_of_skew(verdict, limit, unequal) if pairs == 1 else ""
+    said = warn_of_skew(verdict, limit, unequal) if pairs == 1 and not gain.is_anytime else ""
     if folds is not None and gain.s2 and verdict.confidence is not None:
         wider = math.sqrt(1 + gain.n / (folds - 1))
         half = wider * float(gain.half(gain.n, (1 - verdict.confidence) / 2)) + widening

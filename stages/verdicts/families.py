@@ -104,6 +104,8 @@ def judge_table(orders: Sequence[PrintedOrder], rules: Rules) -> TableSentence:
         mean = fmean(order.verdict.estimate or 0.0 for order in measured)
         text = f"Mean gain of {of} {signed(mean)}; {won} They have fewer than two replicates in common: no interval."
         return dataclasses.replace(nothing, status=Status.UNRESOLVED, text=text)
+    fewest = min(gains.shape[1] for gains in datasets)
+    datasets = [gains[:, :fewest] for gains in datasets]  # other numbers would be further analyses
     alpha = min(order.verdict.share or 0.0 for order in measured) * rules.alpha_outside / 2
     gain, half = (float(number) for number in mean_gain(datasets, alpha))
     printed = fmean(order.printed for order in measured)

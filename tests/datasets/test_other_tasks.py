@@ -244,7 +244,7 @@ def test_masks_are_packed_with_their_images(tmp_path: Path, form: str) -> None:
     [
         (lambda masks: np.where(masks == 2, 3, masks), "mask \\d+ has 3; expected 0 to 2, or 255"),
         (lambda masks: np.where(masks == 2, 255, masks), "no pixel of class 2; pixels that are 255 don't count"),
-        (lambda masks: masks[:-1], "1 of images/ and masks/ have no partner|9 images and 8 labels"),
+        (lambda masks: masks[:-1], "1 of images/ and masks/ have no counterpart|9 images and 8 labels"),
     ],
 )
 def test_each_mistake_in_masks_is_named(tmp_path: Path, form: str, change: Change, words: str) -> None:

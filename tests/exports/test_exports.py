@@ -127,7 +127,7 @@ def test_card_of_a_model_with_replicates_has_the_error_between_runs(published: s
     numbers = card.data.eval_results[0].metric_args
     assert card.data.license is None and "The terms of the data set: CC BY-SA 3.0" in card.text
     assert numbers["training_runs"] == len(values) == 10
-    assert numbers["run_to_run_standard_error"] == pytest.approx(statistics.stdev(values) / math.sqrt(10))
+    assert numbers["run_to_run_standard_deviation"] == pytest.approx(statistics.stdev(values))
 
 
 def test_score_has_n_and_both_standard_errors(clone: Path, published: str, tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ class TrainedKind(Kind):
         for lab in dict.fromkeys(group.lab for group in groups if self.pools_labs and claim.metric not in TIMES):
             own = [group for group in groups if group.lab == lab]
             pairs, group = find_group(claim, self.experiment_of(facts.params), own)
-            if group is None:
+            if group is None or (len(pairs.proposed) < pairs.planned and not claim.facts.over_pairs):
                 continue
             try:
                 sides = gather_samples(claim, pairs, group, self.rules)
