@@ -12,6 +12,7 @@ from typing import Any
 
 from dvc.cli import main
 from dvc.repo import Repo, lock_repo
+from dvc.repo.scm_context import scm_context
 from dvc.stage import Stage
 
 _SECONDS = 30.0
@@ -42,6 +43,7 @@ class _Lock:
 _reproduce = Repo.reproduce
 
 
+@scm_context  # which says, or does, what git should know of the lock
 def _reproduce_with_few_writes(repo: Repo, *arguments: Any, **options: Any) -> list[Stage]:
     lock = _Lock()
     with lock_repo(repo):

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from stages.datasets.packed import ImageSet
 from stages.datasets.verified import DatasetError, chunks_of
@@ -152,11 +152,20 @@ def decode_square(
                 raise DatasetError(
                     f"{where}: has mode {picture.mode}; a mask is grey or has a palette, a class for each"
                 )
-            square = _middle(picture if mode == "P" else picture.convert(mode), side, is_mask=mode == "P")
+            upright = picture if formats == ("JPEG",) else ImageOps.exif_transpose(picture)  # others: published sets
+            square = _middle(upright if mode == "P" else _opaque(upright).convert(mode), side, is_mask=mode == "P")
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
         kind = "JPEG " if formats == ("JPEG",) else ""
         raise DatasetError(f"{where}: not a whole {kind}picture ({error})") from None
     return np.asarray(square, dtype=np.uint8).reshape(side, side, -1).transpose(2, 0, 1)
+
+
+def _opaque(picture: Image.Image) -> Image.Image:
+    """Put a transparent picture on black, as the service does with uploads."""
+    if "A" not in picture.getbands() and "transparency" not in picture.info:
+        return picture
+    layer = picture.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, (0, 0, 0, 255)), layer)
 
 
 def size_of(member: Member) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from stages.datasets.archive import FORMATS, decode_square
 from stages.datasets.manifest import Manifest
 from stages.datasets.mirror import copy_to_mirror
 from stages.datasets.own import _divide, _side_of
@@ -21,6 +22,7 @@ from stages.datasets.prepare import prepare
 from stages.datasets.shards import Picture
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import ChecksumMismatch, DatasetError
+from stages.images import decode_image
 from stages.params.experiment import DatasetSource, SourceFile
 from tests.datasets.tiny import declare
 from tests.object_server import ObjectServer
@@ -283,3 +285,36 @@ def test_files_come_from_an_object_store(tmp_path: Path, monkeypatch: pytest.Mon
             server._request("PUT", f"runs/group/pets/{path.relative_to(tmp_path / 'pets')}", path.read_bytes())
         source = dataclasses.replace(source_of("pets/"), urls=("s3://runs/group/",))
         assert pack(tmp_path, source).train_images == 21
+
+
+@pytest.mark.parametrize("splits", [("training", "testing"), ("Train", "Test")])
+def test_folders_called_training_and_testing_are_splits(tmp_path: Path, splits: tuple[str, ...]) -> None:
+    root = tmp_path / "downloads/pets/pets"
+    pets(root, "train", "val")
+    for called, name in (("train", splits[0]), ("val", splits[1])):
+        (root / called).rename(root / name)
+    pack(tmp_path, source_of("pets/", train=21, test=9))
+    tested = read_images(tmp_path / "packed", "test").images
+    assert len(tested) == 9 and len(read_images(tmp_path / "packed", "train").images) == 21
+
+
+def test_picture_outside_train_and_test_is_an_error() -> None:
+    split_of = {"train/a/1.png": "train", "test/a/2.png": "test", "extra/a/3.png": ""}
+    found = {name: Picture(name, (0, "a"), split) for name, split in split_of.items()}
+    with pytest.raises(DatasetError, match=r"1 pictures are in no split, for example extra/a/3\.png"):
+        _divide(found, source_of("pets/"))
+
+
+def test_picture_is_packed_as_the_service_shows_it() -> None:
+    content, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6  # upright after a quarter turn
+    drawn = Image.new("RGBA", (8, 8), (0, 200, 0, 255))
+    drawn.paste((250, 250, 250, 0), (0, 0, 8, 4))  # hidden by its alpha
+    drawn.save(content, "PNG", exif=exif)
+    packed = decode_square(content.getvalue(), 8, "cat.png", formats=FORMATS)
+    assert np.array_equal(packed, decode_image(content.getvalue(), (3, 8, 8)))
+
+
+def test_thin_picture_is_refused_before_it_is_enlarged() -> None:
+    with pytest.raises(DatasetError, match="1 x 9000 pixels would become 224 x 2,016,000"):
+        decode_square(picture((1, 2, 3), size=(1, 9000)), 224, "thin.png", formats=FORMATS)
