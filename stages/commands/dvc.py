@@ -12,7 +12,6 @@ from typing import Any
 
 from dvc.cli import main
 from dvc.repo import Repo, lock_repo
-from dvc.repo.scm_context import scm_context
 from dvc.stage import Stage
 
 _SECONDS = 30.0
@@ -43,10 +42,9 @@ class _Lock:
 _reproduce = Repo.reproduce
 
 
-@scm_context  # which says, or does, what git should know of the lock
 def _reproduce_with_few_writes(repo: Repo, *arguments: Any, **options: Any) -> list[Stage]:
     lock = _Lock()
-    with lock_repo(repo):
+    with lock_repo(repo), repo.scm_context():  # the latter says what to add to git
         try:
             found: list[Stage] = _reproduce(repo, *arguments, repro_fn=lock.reproduce, **options)
         finally:
