@@ -38,7 +38,7 @@ if __name__ == "__main__":
     analyse.main([])
     record.main()
 """
-"""What `claimcheck repro` runs, without DVC and a process for each stage."""
+"""Stages that `claimcheck repro` runs, without DVC and a process for each stage."""
 NETS = """
 from torch import nn
 

@@ -158,8 +158,8 @@ def _show_trainings(view: View) -> Iterator[RenderableType]:
         hours = [None if seconds is None else seconds / 3600 for seconds in (row.seconds, row.left_seconds)]
         samples = f"{row.samples_per_second:,.0f}" if row.runs["running"] else ""
         amounts = (*hours, row.usd, row.left_usd)
-        told = ["?" if value is None else two_digits(value) if value else "0" for value in amounts]
-        rows.append([row.experiment, row.node or "–", *states, samples, *told])
+        shown = ["?" if value is None else two_digits(value) if value else "0" for value in amounts]
+        rows.append([row.experiment, row.node or "–", *states, samples, *shown])
     yield TextTable(columns, rows)
     running = [(group, one) for one in watched.sessions for group in one.groups if group.state == "running"]
     if running:

@@ -23,7 +23,7 @@ from stages.params.schema import nearest
 
 
 class Picture(NamedTuple):
-    """What is known of a picture before it is read.
+    """A picture that isn't read yet.
 
     `label`: the number of its class, 0 if classes have only names, and the name.  `split`: the one of `SPLITS` that its
     file names, or nothing.

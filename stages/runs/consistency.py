@@ -27,11 +27,9 @@ _OTHER_CLASS = 0.005
 """Largest share of test images whose class differs between those two passes, at least one image."""
 _SECONDS = 6e-5
 """An epoch's seconds are stored with four decimals."""
-_SHARES = (
+SHARES = (
     "accuracy",
     "calibration_error",
-    "best_epoch_accuracy",
-    "accuracy_after_inversion",
     "macro_f1",
     "auroc",
     "mean_average_precision",
@@ -39,6 +37,8 @@ _SHARES = (
     "mean_iou",
     "pixel_accuracy",
 )
+"""Metrics between 0 and 1 that the trained weights give alone."""
+_SHARES = (*SHARES, "best_epoch_accuracy", "accuracy_after_inversion")
 MOST_CONFUSION_BYTES = 1 << 26
 _OF_ALL_IMAGES = (*_SHARES, "loss")
 _OF_ALL_ROWS = ("mse", "log_mse", "selected_mse", "selected_log_mse", "rmse", "mae")

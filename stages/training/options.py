@@ -6,7 +6,6 @@ Nothing else imports this module, so it is in the run keys of those runs alone t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from importlib import import_module
 from inspect import isclass, signature
 from typing import Any
@@ -17,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from stages.run import ScheduleSpec
-from stages.training.loop import Outcome, Progress, TrainingState, _Training
+from stages.training.loop import Outcome, TrainingState, _Training
 from stages.training.session import Session, flushing_denormals
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -145,16 +144,9 @@ class _ScaledOptimizer:
 class OptionsSession(Session):
     """A session whose training has the options of its protocol."""
 
-    def train(
-        self,
-        *,
-        state: TrainingState | None,
-        save: Callable[[TrainingState], None],
-        progress: Callable[[Progress], None],
-        should_stop: Callable[[], bool],
-    ) -> Outcome:
+    def train(self, *, state: TrainingState | None, **calls: Any) -> Outcome:
         with flushing_denormals():
-            return OptionsTraining(self, save=save, progress=progress, should_stop=should_stop).run(state)
+            return OptionsTraining(self, **calls).run(state)
 
 
 def with_options(session: Session, devices: int) -> Session:

@@ -1,4 +1,4 @@
-"""What exports share: their folder, their authors, what they report, and the sampling error of an accuracy."""
+"""Parts that exports share: their folder, their authors, what they report, and the sampling error of an accuracy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ExportError(Mistake, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written below `folder`, as numbers by name, and sentences for the user."""
+    """Summary of an export below `folder`: numbers by name, and sentences for the user."""
 
     folder: Path
     counts: Mapping[str, int]

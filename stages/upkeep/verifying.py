@@ -39,7 +39,7 @@ from stages.recording.builder import record
 from stages.recording.sources import PLAN_CHANGED, RecordError, find_results, lab_seeds
 from stages.results import Base, Checkpoint, ExperimentRow, Result, UnknownCheckpoint, open_results
 from stages.run import RunSpec, canonical_json, environment_digest
-from stages.runs.consistency import compare_canaries, find_contradictions, find_impossible_times, find_repeats
+from stages.runs.consistency import SHARES, compare_canaries, find_contradictions, find_impossible_times, find_repeats
 from stages.runs.equivalence import PATH, read_equivalences
 from stages.runs.evidence import (
     LABS,
@@ -298,17 +298,7 @@ def compare(line: ResultLine, scores: Scores) -> Iterator[str]:
     for row in scores.metrics:
         if (value := recorded.get((row.metric, row.split))) is None:
             continue
-        share = row.metric in (
-            "accuracy",
-            "calibration_error",
-            "macro_f1",
-            "auroc",
-            "mean_average_precision",
-            "exact_match",
-            "mean_iou",
-            "pixel_accuracy",
-        )
-        slack = max(_OTHER_MACHINE, 1.5 / n) if share else 1e-12
+        slack = max(_OTHER_MACHINE, 1.5 / n) if row.metric in SHARES else 1e-12
         if not math.isclose(value, row.value, rel_tol=0 if row.split == "none" else _OTHER_MACHINE, abs_tol=slack):
             yield f"{row.metric} is recorded as {value:.10g}, the weights give {row.value:.10g}"
     yield from _compare_images(line, scores, _OTHER_MACHINE)
