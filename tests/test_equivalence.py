@@ -178,7 +178,7 @@ import json
 from pathlib import Path
 from stages.params.experiment import load_params
 from stages.proving.show import compare_again
-print(json.dumps([*compare_again(Path(), load_params(), steps=4)]))
+print(json.dumps([*compare_again(Path(), load_params())]))
 """
 
 
@@ -200,6 +200,7 @@ def test_hand_written_line_is_refuted_by_retraining_with_spec_step_and_tensor(
         file.write(canonical_json(seal(line)) + "\n")
     assert read_equivalences(project).hold([1, 2]), "git has both sides of the line"
     done = python("-c", COMPARE_AGAIN, cwd=project, env=environment() | {"PYTHONPATH": str(project)}, forks_too=True)
+    assert done.returncode == 0, done.stderr
     (first, _), (second, detail) = json.loads(done.stdout)
     assert (first, second) == (True, False)
     is_named = r"line 2: .*\((ViT|NiNformer), images, float32, adam\), with 1 thread and batches of 4, is another run"

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from benchmarks.server import free_port
 from service.app import create_app
+from service.http import middleware
 from service.settings import Settings
 from stages import record as verb
 from stages.recording.builder import record
@@ -135,6 +137,7 @@ def test_next_request_sees_a_rebuilt_database(root: Path, postgresql: Create, tm
     before = [runs() for _ in range(8)]
     (root / "data" / "results" / "ninformer-cifar10.jsonl").unlink()
     record(root, url)
+    time.sleep(middleware.FRESH_SECONDS)
     after = [runs() for _ in range(8)]
     client.app.state.claimcheck.reading.dispose()
     assert before == [[1] * 4] * 8
