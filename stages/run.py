@@ -163,10 +163,6 @@ class Protocol:
     @property
     def contradiction(self) -> str | None:
         """Reason why the loop's options can't be used with the other settings; None if they can."""
-        if self.accumulate and self.recipe is not None and self.recipe.class_weights is not None:
-            return "accumulate and recipe.class_weights are set, but class weights are normalised in each part"
-        if self.accumulate and self.recipe is not None and self.recipe.loss is not None:
-            return "accumulate and recipe.loss are set, but only a mean over rows adds up from parts"
         used = "accumulate" if self.accumulate else "float16" if self.precision == "float16" else None
         if used and self.optimizer.name in ("cg_fac", "kfac"):
             return f"{used} is used with {self.optimizer.name}, which takes the curvature of one pass of the plain loss"

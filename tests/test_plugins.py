@@ -248,4 +248,4 @@ def test_only_schedules_and_modules_are_called() -> None:
     with pytest.raises(ValueError, match="OneCycleLR: optimizer must support momentum"):
         rates_of(ScheduleSpec(name="imported", address=address, arguments={"max_lr": 0.5}), 0.1, 1)
     with pytest.raises(ValueError, match=r"os:system is no nn\.Module"):
-        _build([{"name": "os:system"}])
+        _build([{"name": "os:system"}], torch.device("cpu"))

@@ -6,6 +6,7 @@ Nothing else imports this module, so it is in the run keys of those runs alone t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from importlib import import_module
 from inspect import isclass, signature
 from typing import Any
@@ -25,8 +26,9 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 class OptionsTraining(_Training):
     """The loop with its protocol's options.
 
-    `accumulate` computes a batch in so many parts, one after another, and adds their gradients.  The sum is the
-    gradient of the whole batch's mean loss, unless rows of a part depend on each other (batch normalisation).
+    `accumulate` computes a batch in so many parts, one after another, and adds their gradients.  Each part is weighted
+    by its share of what the loss is a mean over: the task's `mass`, or rows if it has none.  The sum is the gradient of
+    the whole batch's mean loss, unless rows of a part depend on each other (batch normalisation).
 
     `ema` is the decay of an average of the weights that is updated after each step (PyTorch's `AveragedModel`).  The
     average is what is validated, observed and saved, with the latest batch statistics.
@@ -43,6 +45,9 @@ class OptionsTraining(_Training):
             average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(protocol.ema))
         super().__init__(network, session.task, protocol, session.spec.replicate, observe=session.observe, **calls)
         self.network, self.average = network, average
+        self.mass: Callable[[Tensor], Tensor | int] = getattr(session.task, "mass", len)
+        recipe = protocol.recipe
+        self.is_foreign_loss = recipe is not None and recipe.loss is not None
         if average is not None:
             self.model = _Averaged(network, average)
         is_imported = protocol.schedule.address is not None
@@ -68,17 +73,37 @@ class OptionsTraining(_Training):
 
     def _gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
         parts, dtype = min(self.protocol.accumulate or 1, len(targets)), _DTYPES.get(self.protocol.precision)
-        sums = []
+        sums, losses, outcomes, mass = [], [], [], self.mass(targets)
         self.optimizer.zero_grad(set_to_none=True)
         for some, wanted in zip(inputs.tensor_split(parts), targets.tensor_split(parts), strict=True):
             with self.products():
                 with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
                     outputs = self.forward(some)
                 loss = self.task.loss(outputs, wanted)
-                share = loss * (len(wanted) / len(targets))
+                share = loss * (self.mass(wanted) / mass)
                 (self.optimizer.scaler.scale(share) if dtype is torch.float16 else share).backward()
-            sums.append(self.task.sums(outputs.detach(), wanted, loss.detach()))
+            losses.append(share.detach())
+            # `sums` multiplies by the part's rows; the batch's loss is to be multiplied by all rows.
+            mean = losses[-1] * (len(targets) / len(wanted))
+            sums.append(self.task.sums(outputs.detach(), wanted, mean))
+            if parts > 1 and self.is_foreign_loss:
+                outcomes.append(outputs.detach())
+        if outcomes:
+            _check_adds_up(torch.stack(losses).sum(), self.task.loss(torch.cat(outcomes), targets))
         return torch.stack(sums).sum(0)
+
+
+def _check_adds_up(summed: Tensor, whole: Tensor) -> None:
+    """Check that the loss of a batch is the mean of its parts' losses, weighted by their rows.
+
+    Raises:
+        ValueError: it isn't, so the parts' gradients don't add up to the batch's.
+    """
+    if not torch.allclose(summed, whole, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise ValueError(
+            f"recipe.loss is {whole:g} for a batch and {summed:g} for its parts; with accumulate it must be a mean "
+            "over rows of equal weight; leave out accumulate"
+        )
 
 
 def rates_of(schedule: ScheduleSpec, base: float, steps: int) -> list[float]:

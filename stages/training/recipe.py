@@ -30,18 +30,15 @@ class RecipeTask(ImageClassification):
     def __init__(self, plain: ImageClassification, recipe: RecipeSpec, classes: int, rows: Tensor) -> None:
         super().__init__(plain.data, plain.protocol)
         self.smoothing = recipe.label_smoothing or 0.0
-        labels = self.data.labels[rows.to(self.data.labels.device)]  # of the rows that are trained on
-        counts = labels.bincount(minlength=classes).clamp(min=1)
         self.weights: Tensor | None = None
-        if recipe.class_weights is not None:
-            is_balanced = recipe.class_weights == "balanced"
-            weights = len(labels) / (classes * counts) if is_balanced else torch.tensor(recipe.class_weights)
-            self.weights = weights.float().to(self.device)
-        self.losses = _build([recipe.loss] if recipe.loss else ())
-        if any(loss.state_dict() for loss in self.losses):
-            raise ValueError("recipe.loss has parameters or buffers, which nothing would train or save")
-        self.transforms = _build(recipe.transforms or ())
-        self.mix = _build(recipe.mix or (), num_classes=classes)
+        if recipe.class_weights == "balanced":
+            labels = self.data.labels[rows.to(self.device)]  # of the rows that are trained on
+            self.weights = len(labels) / (classes * labels.bincount(minlength=classes).clamp(min=1))
+        elif recipe.class_weights is not None:
+            self.weights = torch.tensor(recipe.class_weights, device=self.device)
+        self.losses = _build([recipe.loss] if recipe.loss else (), self.device)
+        self.transforms = _build(recipe.transforms or (), self.device)
+        self.mix = _build(recipe.mix or (), self.device, num_classes=classes)
 
     def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Crop and flip, then transform each image, normalise, and mix the batch: labels are then float32 [B, K]."""
@@ -65,7 +62,14 @@ class RecipeTask(ImageClassification):
             return super().loss(logits, labels)
         if self.losses:
             return self.losses[0](logits.float(), labels)
-        return F.cross_entropy(logits.float(), labels, weight=self.weights, label_smoothing=self.smoothing)
+        settings: dict[str, Any] = {"weight": self.weights, "label_smoothing": self.smoothing, "reduction": "sum"}
+        return F.cross_entropy(logits.float(), labels, **settings) / self.mass(labels)
+
+    def mass(self, labels: Tensor) -> Tensor | int:
+        """Return what the loss divides by: rows, or the weights of their classes; mixed labels count as rows."""
+        if self.weights is None or labels.ndim == 2:
+            return len(labels)
+        return self.weights[labels].sum().clamp(min=torch.finfo(torch.float32).tiny)
 
     def sums(self, logits: Tensor, labels: Tensor, loss: Tensor) -> Tensor:
         """`scores`; the class of a mixed image is the one that it has most of."""
@@ -85,21 +89,27 @@ def _seeded(seed: int) -> Iterator[None]:
         np.random.set_state(states[1])
 
 
-def _build(specs: Sequence[Mapping[str, Any]], **given: Any) -> list[Any]:
-    """Build transforms of torchvision, or modules of the package in front of their name.
+def _build(specs: Sequence[Mapping[str, Any]], device: torch.device, **given: Any) -> list[Any]:
+    """Build transforms of torchvision, or modules of the package in front of their name, with constants on `device`.
 
     Raises:
-        ValueError: one isn't an `nn.Module`, as all of torchvision's are.
+        ValueError: one isn't an `nn.Module`, as all of torchvision's are, or has a state.
     """
     made = []
     for spec in specs:
-        module, _, name = spec["name"].rpartition(":")
-        make = getattr(import_module(module or "torchvision.transforms.v2"), name)
+        package, _, name = spec["name"].rpartition(":")
+        make = getattr(import_module(package or "torchvision.transforms.v2"), name)
         if not (isclass(make) and issubclass(make, nn.Module)):
             raise ValueError(f"{spec['name']} is no nn.Module")
         # torchvision can't draw with an alpha that is an int
         arguments = {key: float(value) if key == "alpha" else value for key, value in spec.items() if key != "name"}
-        made.append(make(**given, **arguments))
+        module = make(**given, **arguments)
+        if module.state_dict():
+            raise ValueError(
+                f"{spec['name']} has parameters or buffers, which nothing would train or save; "
+                "register constants with persistent=False"
+            )
+        made.append(module.to(device))
     return made
 
 

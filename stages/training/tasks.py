@@ -87,6 +87,8 @@ class ImageRegression(_OtherTask):
 class Segmentation(_OtherTask):
     """Cross entropy of each pixel over K classes, without those pixels that don't count.
 
+    A mean is over pixels, as in PyTorch: of a batch that trains, and of all rows that are measured.
+
     Masks are packed as bytes, eight in an int64: 0 for a pixel that doesn't count, as in the padding of crops, else its
     class and one.
     """
@@ -94,10 +96,13 @@ class Segmentation(_OtherTask):
     def __init__(self, plain: Task) -> None:
         assert isinstance(plain, ImageClassification), "only images have masks"
         super().__init__(plain)
+        self.plain: ImageClassification = plain
         self._size, self._most = plain.data.images.shape[-2:], plain.protocol.batch_size
         masks = self._unpack(plain.data.labels).unsqueeze(1)
         self._masks = BatchAugmenter(masks, plain.protocol.augmentation)
         self._classes = int(masks.max()) if len(masks) else 0
+        self._row_mass: Tensor | None = None
+        """Pixels that count in each of the rows that are being measured, on average."""
 
     def _unpack(self, packed: Tensor) -> Tensor:
         """Return uint8 [B, H, W] of int64 [B, ceil(H W / 8)]."""
@@ -113,7 +118,9 @@ class Segmentation(_OtherTask):
 
     def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the same in order, in batches no larger than training's: logits [B, K, H, W] are most of the memory."""
-        return super().plain_batches(rows, min(batch_size, self._most))
+        counts = [self.mass(self.read(self.plain.data.labels[part])) for part in rows.split(self._most)]
+        self._row_mass = torch.stack(counts).sum().double() / len(rows) if counts else None
+        yield from super().plain_batches(rows, min(batch_size, self._most))
 
     def read(self, targets: Tensor) -> Tensor:
         return self._unpack(targets).long() - 1
@@ -132,8 +139,20 @@ class Segmentation(_OtherTask):
         return self.mean(outputs.float(), targets)
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        whole = F.cross_entropy(outputs, targets, ignore_index=-1, reduction="sum")
-        return whole / (targets >= 0).sum().clamp(min=1)
+        return F.cross_entropy(outputs, targets, ignore_index=-1, reduction="sum") / self.mass(targets)
+
+    def mass(self, targets: Tensor) -> Tensor:
+        """Return the number of pixels that count; not quite 0 if there is none."""
+        return (targets >= 0).sum().clamp(min=torch.finfo(torch.float32).tiny)
+
+    def sums(self, outputs: Tensor, targets: Tensor, loss: Tensor) -> Tensor:
+        """`scores` summed over the batch, float64 [1].
+
+        In measurements a row of a batch counts by its pixels, as if all rows were one batch.
+        """
+        if torch.is_grad_enabled() or self._row_mass is None:
+            return super().sums(outputs, targets, loss)
+        return (loss.double() * self.mass(targets) / self._row_mass).reshape(1)
 
 
 TASKS: Mapping[str, type[_OtherTask]] = {
@@ -152,11 +171,11 @@ def with_task(session: Session, data: Path, info: PackedInfo, devices: int) -> S
     """Return the session with the task that its spec names; `data` is the folder of its packed set.
 
     Raises:
-        ValueError: the batches of a segmentation are divided, whose mean counts pixels, not images.
+        ValueError: devices share the batches of a segmentation, whose mean counts pixels, not images.
     """
     spec, observe = session.spec, None
-    if spec.task == "segmentation" and (devices > 1 or spec.protocol.accumulate is not None):
-        raise ValueError("a segmentation's loss counts pixels: name one device and no `accumulate`")
+    if spec.task == "segmentation" and devices > 1:
+        raise ValueError("a segmentation's loss counts pixels, so devices can't share it; name one device")
     if session.observe is not None:
         test = task_named(spec.task, task_of(spec, data, info, "test", session.task.device))
 

@@ -157,12 +157,10 @@ def test_masks_are_cropped_and_flipped_with_their_images_and_padding_does_not_co
     assert float(task.loss(torch.zeros(6, 3, 8, 8), nothing)) == 0
 
 
-@pytest.mark.parametrize(("devices", "parts"), [(2, None), (1, 2)])
-def test_batches_of_a_segmentation_are_not_divided(devices: int, parts: int | None) -> None:
-    spec = dataclasses.replace(SPEC, task="segmentation", protocol=dataclasses.replace(PROTOCOL, accumulate=parts))
-    session = Session(spec, nn.Identity(), None, None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="loss counts pixels: name one device and no `accumulate`"):
-        with_task(session, Path(), None, devices)  # type: ignore[arg-type]
+def test_batches_of_a_segmentation_are_not_shared_among_devices() -> None:
+    session = Session(dataclasses.replace(SPEC, task="segmentation"), nn.Identity(), None, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="loss counts pixels, so devices can't share it; name one device"):
+        with_task(session, Path(), None, 2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (4, 2, 8, 8), (4, 3, 8, 4), (4, 3, 4, 8)])
