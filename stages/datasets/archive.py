@@ -148,7 +148,7 @@ def decode_square(
                 raise DatasetError(f"{where}: {width} x {height} pixels; no picture here has more than {MAX_PIXELS:,}")
             if picture.mode[:1] in "IF":
                 raise DatasetError(f"{where}: has more than 8 bits a channel ({picture.mode}); convert it to 8 bits")
-            if mode == "P" and picture.mode not in ("L", "P"):
+            if mode == "P" and picture.mode not in ("1", "L", "P"):
                 raise DatasetError(
                     f"{where}: has mode {picture.mode}; a mask is grey or has a palette, a class for each"
                 )
@@ -166,6 +166,12 @@ def _opaque(picture: Image.Image) -> Image.Image:
         return picture
     layer = picture.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", layer.size, (0, 0, 0, 255)), layer)
+
+
+def upright_size(content: bytes) -> tuple[int, int]:
+    """Return width and height of a picture that `decode_square` has read, as it is shown."""
+    with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
+        return ImageOps.exif_transpose(picture).size
 
 
 def size_of(member: Member) -> tuple[int, int]:

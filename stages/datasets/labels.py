@@ -45,6 +45,20 @@ def pair_masks(names: Iterable[str], folder: Path) -> dict[str, str]:
     return {image: masks[key] for key, image in images.items()}
 
 
+def check_mask_size(mask: tuple[int, int], image: tuple[int, int], where: str) -> None:
+    """Check that a mask of this width and height covers its picture: it may only be scaled.
+
+    Raises:
+        DatasetError: it has other proportions, by more than whole pixels allow.
+    """
+    (width, height), (wide, high) = mask, image
+    is_alike = abs(width * high - height * wide) * 2 <= max(width + height, wide + high)
+    if not is_alike or (width == wide) != (height == high):
+        raise DatasetError(
+            f"{where}: {width} x {height} pixels; its picture has {wide} x {high}, and a mask the same proportions"
+        )
+
+
 def encode_masks(masks: np.ndarray, source: DatasetSource, where: str) -> np.ndarray:
     """Bytes of masks [N, H, W], eight in an int64: 0 for a pixel that doesn't count (255), else its class and one.
 
@@ -76,12 +90,13 @@ def match_labels(
     columns: Sequence[str],
     source: DatasetSource,
     path: Path,
-    seen: Iterable[str],
+    seen: Collection[str],
     readable: Collection[str],
 ) -> dict[str, np.ndarray]:
-    """Return the labels of each readable picture, by the table in `path`, whose first column names the pictures.
+    """Return the labels of each picture, by the table in `path`, whose first column names the pictures.
 
-    `seen` has the names of all pictures; a row names one by the end of its path.
+    `seen` has the names of all pictures, of which only the readable ones need labels; a row names one by the end of its
+    path.
 
     Raises:
         DatasetError: a row names no picture, several, or one that has a row; or a picture has none.
@@ -104,7 +119,7 @@ def match_labels(
         row_of[fitting[0]] = row
     if lacking := sorted(set(readable) - row_of.keys()):
         raise DatasetError(f"{path}: has no row for {len(lacking)} pictures: {', '.join(lacking[:5])}")
-    return {name: values[row_of[name]] for name in readable}
+    return {name: values[row_of[name]] for name in seen if name in row_of}
 
 
 def encode_targets(values: np.ndarray, source: DatasetSource, columns: Sequence[str], where: str) -> np.ndarray:

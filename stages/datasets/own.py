@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,19 +12,26 @@ from typing import Any
 import numpy as np
 
 from stages.datasets import shards
-from stages.datasets.archive import FORMATS, PICTURES, decode_square, walk
-from stages.datasets.labels import encode_masks, encode_targets, is_mask, match_labels, pair_masks, rarest_labels
+from stages.datasets.archive import FORMATS, PICTURES, decode_square, upright_size, walk
+from stages.datasets.labels import (
+    check_mask_size,
+    encode_masks,
+    encode_targets,
+    is_mask,
+    match_labels,
+    pair_masks,
+    rarest_labels,
+)
 from stages.datasets.manifest import ImageReader, Manifest, check_classes, check_response, find_reader
 from stages.datasets.packed import ImageSet, PackedInfo, Split, TableSet
 from stages.datasets.prepare_table import STAND_IN_ROWS, pack_table, split_rows
-from stages.datasets.shards import SPLIT_OF, SPLITS, Picture, Pictures
+from stages.datasets.shards import SPLIT_OF, Picture, Pictures, choose_splits, split_of
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
 from stages.params.schema import nearest
 
 ARCHIVES = (".zip", ".tgz", ".tar", ".tar.gz")
 IMAGES = ("folder", "npz", *shards.READERS)
-_TRAIN, *_TESTS = SPLITS
 _MOST_CATEGORIES = 50
 
 
@@ -36,36 +43,41 @@ def image_reader(source: DatasetSource, manifest: Manifest, folder: Path) -> Ima
         splits: dict[Split, ImageSet] = {
             split: ImageSet(*_arrays(folder, names, split, source)) for split in ("train", "test")
         }
+        note = _spare_arrays(folder, names)
         return ImageReader(
-            classes=classes, files={"train": names, "test": names}, read_split=lambda _, split: splits[split]
+            classes=classes,
+            files={"train": names, "test": names},
+            read_split=lambda _, split: splits[split],
+            describe=lambda _: note,
         )
     side, mode = source.shape[1], "L" if source.shape[0] == 1 else "RGB"
-    found, pixels, broken, seen = dict[str, Picture](), dict[str, np.ndarray](), list[str](), list[str]()
+    seen, pixels, broken = dict[str, Picture](), dict[str, np.ndarray](), list[str]()
+    sizes, has_masks = dict[str, tuple[int, int]](), source.task == "segmentation"
     for picture, read in shards.READERS.get(source.reader, _read_folders)(folder, names, source):
-        seen.append(picture.name)
-        one = "P" if source.task == "segmentation" and is_mask(picture.name) else mode
+        name = picture.name
+        seen[name] = picture
         try:
-            pixels[picture.name] = decode_square(read(), side, picture.name, formats=FORMATS, mode=one)
-            found[picture.name] = picture
+            content = read()
+            one = "P" if has_masks and is_mask(name) else mode
+            pixels[name] = decode_square(content, side, name, formats=FORMATS, mode=one)
+            if has_masks:
+                sizes[name] = upright_size(content)
         except DatasetError as error:
             broken.append(str(error))
-    if not found and not broken:
+    if not seen:
         raise DatasetError(f"{folder}: {len(names)} files have no picture that the reader {source.reader} knows")
-    if not found or (broken and source.broken == "refuse"):
+    if not pixels or (broken and source.broken == "refuse"):
         raise DatasetError(f"{'; '.join(broken[:5])}; repair or remove it, or declare `broken: skip` in params.yaml")
     labels: dict[str, Any]
     if source.task is None:
-        known = sorted({picture.label for picture in found.values()})
+        known = sorted({seen[name].label for name in pixels})
         classes = tuple(name for _, name in known)
-        labels = {name: known.index(picture.label) for name, picture in found.items()}
+        labels = {name: known.index(seen[name].label) for name in pixels}
     else:
-        classes, labels = _read_labels(source, folder, names, seen, pixels)
-        groups = rarest_labels(labels) if source.task == "multi-label" else dict.fromkeys(labels, "")
-        found = {name: found[name]._replace(label=(0, group)) for name, group in groups.items()}
-    parts, note = _divide(found, source)
-    if note and not len(found) <= source.train + source.test <= len(found) + len(broken):
-        counts = f"{source.train:,} to train with and {source.test:,} to test"
-        raise DatasetError(f"{manifest.dataset}: {len(found):,} pictures; params.yaml declares {counts}")
+        classes, labels, groups = _read_labels(source, folder, names, seen, pixels, sizes)
+        seen = {name: seen[name]._replace(label=(0, group)) for name, group in groups.items()}
+    readable = pixels.keys() & labels.keys()
+    parts, note = _divide(seen, readable, source, manifest.dataset)
 
     def read_split(_: Path, split: Split) -> ImageSet:
         images = np.array([pixels[name] for name in parts[split]], dtype=np.uint8).reshape(
@@ -86,19 +98,31 @@ def image_reader(source: DatasetSource, manifest: Manifest, folder: Path) -> Ima
 
 
 def _read_labels(
-    source: DatasetSource, folder: Path, files: Sequence[str], seen: Sequence[str], pixels: Mapping[str, np.ndarray]
-) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
-    """Names of the labels, and the labels of each picture: those in a table, or its mask."""
+    source: DatasetSource,
+    folder: Path,
+    files: Sequence[str],
+    seen: Collection[str],
+    pixels: Mapping[str, np.ndarray],
+    sizes: Mapping[str, tuple[int, int]],
+) -> tuple[tuple[str, ...], dict[str, np.ndarray], dict[str, str]]:
+    """Names of the labels; the labels of each readable picture: those in a table, or its mask; each picture's group.
+
+    Test pictures are drawn from each group in proportion.
+    """
     if source.task == "segmentation":
-        pairs = [(image, mask) for image, mask in pair_masks(seen, folder).items() if {image, mask} <= pixels.keys()]
-        masks = {image: encode_masks(pixels[mask], source, mask)[0] for image, mask in pairs}
-        return tuple(map(str, range(source.classes))), masks
+        pairs, masks = pair_masks(seen, folder), dict[str, np.ndarray]()
+        for image, mask in pairs.items():
+            if {image, mask} <= pixels.keys():
+                check_mask_size(sizes[mask], sizes[image], f"{folder / mask}")
+                masks[image] = encode_masks(pixels[mask], source, f"{folder / mask}")[0]
+        return tuple(map(str, range(source.classes))), masks, dict.fromkeys(pairs, "")
     path = folder / (source.labels or "")
     if source.labels not in files:
         raise DatasetError(f"{path}: is not one of the files that params.yaml declares; `labels` names one")
     frame = _read_frame(path, source, "parquet" if path.suffix == ".parquet" else "csv")
     columns = _targets_of(source) or tuple(map(str, frame.columns[1:]))
-    return columns, match_labels(frame, columns, source, path, seen, pixels.keys())
+    labels = match_labels(frame, columns, source, path, seen, pixels.keys())
+    return columns, labels, rarest_labels(labels) if source.task == "multi-label" else dict.fromkeys(labels, "")
 
 
 def _read_folders(folder: Path, files: Sequence[str], source: DatasetSource) -> Pictures:
@@ -118,18 +142,23 @@ def _read_folders(folder: Path, files: Sequence[str], source: DatasetSource) -> 
             yield picture(file), (folder / file).read_bytes
 
 
-def _divide(pictures: Mapping[str, Picture], source: DatasetSource) -> tuple[dict[Split, list[str]], str]:
-    """Names of each split, and a note: by the splits `train` and `test` (or `val`), else drawn, class by class."""
+def _divide(
+    pictures: Mapping[str, Picture], readable: Set[str], source: DatasetSource, where: str
+) -> tuple[dict[Split, list[str]], str]:
+    """Names of the readable pictures of each split, and a note: by the splits that they name, else drawn.
+
+    The draw ranks all pictures, class by class, so that one that is repaired doesn't move the others.
+    """
     names = sorted(pictures)
-    splits = {name: pictures[name].split for name in names}
-    test = next((one for one in _TESTS if one in splits.values()), None)
-    if test is not None and _TRAIN in splits.values():
-        if lost := [name for name in names if not splits[name]]:
-            raise DatasetError(
-                f"{len(lost)} pictures are in no split, for example {lost[0]}; move them below train or test"
-            )
-        published: dict[Split, str] = {"train": _TRAIN, "test": test}
-        return {split: [name for name in names if splits[name] == one] for split, one in published.items()}, ""
+    published, note = choose_splits(
+        {name: pictures[name].split for name in names}, "pictures", {name: name in readable for name in names}
+    )
+    if published:
+        return {split: [name for name in part if name in readable] for split, part in published.items()}, note
+    declared = source.train + source.test
+    if not len(readable) <= declared <= len(names):
+        counts = f"{source.train:,} to train with and {source.test:,} to test"
+        raise DatasetError(f"{where}: {len(readable):,} pictures; params.yaml declares {counts}")
     random = np.random.RandomState(0)  # frozen, so that the division stays the same with every numpy
     ranked = []
     for label in sorted({picture.label for picture in pictures.values()}):
@@ -137,9 +166,10 @@ def _divide(pictures: Mapping[str, Picture], source: DatasetSource) -> tuple[dic
         ranked += [
             ((rank + 0.5) / len(members), members[place]) for rank, place in enumerate(random.permutation(len(members)))
         ]
-    held_out = {name for _, name in sorted(ranked)[: source.test]}
+    order = [name for _, name in sorted(ranked) if name in readable or declared == len(names)]
+    held_out = readable & {*order[: source.test]}
     parts: dict[Split, list[str]] = {
-        "train": [name for name in names if name not in held_out],
+        "train": sorted(readable - held_out),
         "test": sorted(held_out),
     }
     return parts, "test pictures drawn once, of each class in proportion"
@@ -159,18 +189,18 @@ def _arrays(folder: Path, names: tuple[str, ...], split: Split, source: DatasetS
     (name, *more) = names
     if more:
         raise DatasetError(f"{folder}: {len(names)} files; the arrays of a data set are in one npz")
+    found = []
     try:
         with np.load(folder / name, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
+            for kind in (_ROWS, _TARGETS):
+                pattern = _array_names(kind, split)
+                keys = [key for key in file.files if pattern.fullmatch(key)]
+                if len(keys) != 1:
+                    has = " and ".join(keys) or f"no array like {kind[0]}_{split}; it has {', '.join(file.files)}"
+                    raise DatasetError(f"{folder / name}: has {has}; expected one array, called like {kind[0]}_{split}")
+                found.append(file[keys[0]])
     except (OSError, ValueError, EOFError) as error:
         raise DatasetError(f"{folder / name}: not an npz file of plain arrays ({error})") from None
-    found = []
-    for kind in ("x|images?|data|features", "y|labels?|targets?|masks?"):
-        pattern = re.compile(rf"(?:{split}_(?:{kind})|(?:{kind})_{split})")
-        key = next((key for key in arrays if pattern.fullmatch(key)), None)
-        if key is None:
-            raise DatasetError(f"{folder / name}: has no array like {kind[0]}_{split}; it has {', '.join(arrays)}")
-        found.append(arrays[key])
     (rows, targets), shape = found, source.shape
     if source.task == "segmentation":
         targets = encode_masks(targets, source, f"{folder / name}, {split}")
@@ -187,12 +217,32 @@ def _arrays(folder: Path, names: tuple[str, ...], split: Split, source: DatasetS
     return rows, targets if source.task is not None else targets.reshape(-1).astype(np.int64)
 
 
-def prepare_own_table(source: DatasetSource, manifest: Manifest, folder: Path, target: Path) -> PackedInfo:
-    """Write the packed table of a CSV, Parquet or npz file, or of placeholder rows, into `target`."""
+_ROWS, _TARGETS = "x|images?|data|features", "y|labels?|targets?|masks?"
+
+
+def _array_names(kind: str, split: str) -> re.Pattern[str]:
+    return re.compile(rf"(?:{split})_(?:{kind})|(?:{kind})_(?:{split})")
+
+
+def _spare_arrays(folder: Path, names: tuple[str, ...]) -> str:
+    """Note on the arrays of an npz file that are of no split, such as x_val; empty if there are none."""
+    pattern = _array_names(f"{_ROWS}|{_TARGETS}", "val(?:id(?:ation)?)?")
+    with np.load(folder / names[0], allow_pickle=False) as file:
+        spare = [key for key in file.files if pattern.fullmatch(key)]
+    return f"arrays left out: {', '.join(spare)}" if spare else ""
+
+
+def prepare_own_table(
+    source: DatasetSource, manifest: Manifest, folder: Path, target: Path, *, is_listed: bool
+) -> PackedInfo:
+    """Write the packed table of CSV, Parquet or npz files, or of placeholder rows, into `target`.
+
+    `is_listed`: params.yaml lists the files one by one, so their order means something.
+    """
     counts: dict[Split, int] = {"train": source.train, "test": source.test}
-    note = "test rows drawn once for all"
+    note = ""
     if manifest.source == "embedded":
-        counts, note = STAND_IN_ROWS, ""
+        counts = STAND_IN_ROWS
         random = np.random.RandomState(0)
         features = random.standard_normal((sum(counts.values()), *source.shape))
         columns, targets = tuple(f"column {number}" for number in range(source.shape[0])), features.sum(1)
@@ -204,12 +254,11 @@ def prepare_own_table(source: DatasetSource, manifest: Manifest, folder: Path, t
         parts = [_arrays(folder, files, split, source) for split in counts]
         features, targets = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         columns = tuple(f"column {number}" for number in range(features.shape[1]))
-        rows, note = _in_order([len(part[1]) for part in parts]), ""
+        train, total = len(parts[0][1]), len(targets)
+        rows, note = {"train": np.arange(train), "test": np.arange(train, total)}, _spare_arrays(folder, files)
     else:
-        columns, features, targets, sizes = _read_tables(source, folder)
-        is_one = len(sizes) == 1
-        rows = split_rows(counts) if is_one and len(targets) == sum(counts.values()) else _in_order(sizes)
-        note = note if is_one else ""
+        columns, features, targets, kept = _read_tables(source, folder)
+        rows, note = _divide_tables(kept, counts, is_listed=is_listed)
     if manifest.source != "embedded":
         found = {split: len(part) for split, part in rows.items()}
         if found != counts:
@@ -244,20 +293,46 @@ def prepare_own_table(source: DatasetSource, manifest: Manifest, folder: Path, t
     )
 
 
-def _in_order(sizes: list[int]) -> dict[Split, np.ndarray]:
-    """Rows of a training and a test file, one after the other."""
-    train, total = sizes[0], sum(sizes)
-    return {"train": np.arange(train), "test": np.arange(train, total)}
+def _divide_tables(
+    kept: Mapping[str, np.ndarray], counts: Mapping[Split, int], *, is_listed: bool
+) -> tuple[dict[Split, np.ndarray], str]:
+    """Row numbers of each split, and a note: by the splits that the files' names have, or their order, else drawn.
+
+    `kept`: of each file, the rows that aren't dropped, bool; row numbers are among these.
+    """
+    files, is_kept = [*kept], np.concatenate([*kept.values()])
+    sizes = {file: int(rows.sum()) for file, rows in kept.items()}
+    words = {file: split_of(file) for file in files} if len(files) > 1 else {}
+    parts, note = choose_splits(words, "rows", sizes)
+    if not parts and is_listed and len(files) == 2:
+        train, test = files
+        if words[train] in ("", "train") and words[test] != "train":
+            parts, note = {"train": [train], "test": [test]}, f"training rows from {train}, test rows from {test}"
+    if parts:
+        ends = dict(zip(files, np.cumsum([*sizes.values()]), strict=True))
+        blocks = {file: np.arange(end - sizes[file], end) for file, end in ends.items()}
+        return {split: np.concatenate([blocks[file] for file in part]) for split, part in parts.items()}, note
+    if len({*words.values()}) > 1:
+        named = ", ".join(f"{file} ({word or 'none'})" for file, word in words.items())
+        raise DatasetError(f"splits that the files' names have: {named}; expected train in some and test in the others")
+    if sum(sizes.values()) != sum(counts.values()):  # for an error with the right number
+        return {"train": np.arange(sum(sizes.values())), "test": np.arange(0)}, ""
+    return split_rows(counts, is_kept), "test rows drawn once for all"
 
 
-def _read_tables(source: DatasetSource, folder: Path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, list[int]]:
-    """Names and values of the columns, the target, and the rows of each file; text becomes a column per value."""
+def _read_tables(
+    source: DatasetSource, folder: Path
+) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Names and values of the columns, and the targets, of the rows that aren't dropped; which these are, by file.
+
+    Text becomes a column per value.
+    """
     import pandas as pd  # half a second
 
     wanted = [*_targets_of(source)]
     if not wanted:
         raise DatasetError(f"{folder.name}: which column is the target?  Declare `target` in params.yaml")
-    frames = []
+    frames, kept = [], dict[str, np.ndarray]()
     for file in source.files:
         path = folder / file.name
         frame = _read_frame(path, source, source.reader)
@@ -265,8 +340,8 @@ def _read_tables(source: DatasetSource, folder: Path) -> tuple[tuple[str, ...], 
         if gaps.any(axis=None) and source.missing == "refuse":
             named = ", ".join(f"{name} ({count:,})" for name, count in gaps.sum().items() if count)
             raise DatasetError(f"{path}: missing values in {named}; declare `missing: drop` or `mean` in params.yaml")
-        frame = frame[~(gaps if source.missing == "drop" else gaps[wanted]).any(axis=1)]
-        frames.append(frame)
+        kept[file.name] = ~(gaps if source.missing == "drop" else gaps[wanted]).any(axis=1).to_numpy()
+        frames.append(frame[kept[file.name]])
     if any({*frame.columns} != {*frames[0].columns} for frame in frames):
         raise DatasetError(f"{folder}: its files have different columns")
     whole = pd.concat(frames, ignore_index=True)
@@ -283,7 +358,7 @@ def _read_tables(source: DatasetSource, folder: Path) -> tuple[tuple[str, ...], 
             raise DatasetError(f"{folder}: column {name!r} has {count:,} different texts; leave it out by `ignore`")
     whole = pd.get_dummies(whole, columns=texts, prefix_sep="=")
     values = whole.to_numpy(dtype=np.float64, na_value=np.nan)
-    return tuple(map(str, whole.columns)), values, targets, [len(frame) for frame in frames]
+    return tuple(map(str, whole.columns)), values, targets, kept
 
 
 def _targets_of(source: DatasetSource) -> tuple[str, ...]:

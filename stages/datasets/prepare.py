@@ -65,10 +65,11 @@ READERS = {
 def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path) -> PackedInfo:
     """Write the packed set of `manifest` into `target`."""
     folder = _verify_raw(manifest, home, source.folder or manifest.dataset)
-    if any(file.is_group for file in source.files):
+    is_listed = not any(file.is_group for file in source.files)
+    if not is_listed:
         source = replace(source, files=tuple(SourceFile(name=file.name) for file in manifest.files))
     if source.kind == "table" and source.reader != "sgemm":
-        return own.prepare_own_table(source, manifest, folder, target)
+        return own.prepare_own_table(source, manifest, folder, target, is_listed=is_listed)
     if source.kind == "table":
         return prepare_table(source, manifest, folder, target)
     if source.kind == "text":

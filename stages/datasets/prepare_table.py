@@ -143,10 +143,16 @@ def pack_table(
     return info
 
 
-def split_rows(counts: Mapping[Split, int]) -> dict[Split, np.ndarray]:
-    """Return the row numbers of each split, ascending; always the same for the same counts."""
+def split_rows(counts: Mapping[Split, int], kept: np.ndarray | None = None) -> dict[Split, np.ndarray]:
+    """Return the row numbers of each split, ascending; always the same for the same counts.
+
+    `kept` are the rows of a file that count, bool; row numbers are among them, and all rows are drawn, so that a row
+    that is repaired doesn't move the others.
+    """
     # RandomState and not default_rng: its stream is frozen.
-    order = np.random.RandomState(SPLIT_SEED).permutation(sum(counts.values()))
+    order = np.random.RandomState(SPLIT_SEED).permutation(sum(counts.values()) if kept is None else len(kept))
+    if kept is not None:
+        order = (kept.cumsum() - 1)[order[kept[order]]]
     ends = np.cumsum(list(counts.values()))[:-1]
     return {split: np.sort(rows) for split, rows in zip(counts, np.split(order, ends), strict=True)}
 

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from stages.datasets.archive import ALWAYS_ALLOWED_BYTES, MAX_RATIO, PICTURES, walk
+from stages.datasets.packed import Split
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
 from stages.params.schema import nearest
@@ -64,7 +65,7 @@ def read_huggingface(folder: Path, files: Sequence[str], source: DatasetSource) 
                 raise DatasetError(f"{folder / file}: has the classes {names}; an earlier file has {first}")
             for image, label in zip(images, labels, strict=True):
                 name = f"{file}, row {row:08d}"  # names are sorted
-                yield Picture(name, _class(label, names, name), _split_of(file)), partial(_content, image, name)
+                yield Picture(name, _class(label, names, name), split_of(file)), partial(_content, image, name)
                 row += 1
 
 
@@ -127,7 +128,12 @@ def _columns(schema: Any, target: str | None, path: Path) -> tuple[str, str, lis
         kinds = {name: features[name].get("_type") if name in features else None for name in schema.names}
         pictures = [name for name in schema.names if kinds[name] in ("Image", None) and _has_bytes(schema.field(name))]
         classes = [name for name in schema.names if kinds[name] == "ClassLabel"]
-        label = target or (classes[0] if len(classes) == 1 else "label")
+        named = [name for name in ("label", "labels") if name in schema.names] or classes
+        if target is None and len(named) > 1:
+            raise DatasetError(
+                f"{path}: {' and '.join(named)} may have the classes; declare one as `target` in params.yaml"
+            )
+        label = target or (named[0] if named else "label")
         names = [str(name) for name in features[label].get("names") or ()] if label in features else []
     except (ValueError, AttributeError, TypeError) as error:
         raise DatasetError(f"{path}: the features in its schema can't be read ({error})") from None
@@ -177,7 +183,7 @@ def read_webdataset(folder: Path, files: Sequence[str], source: DatasetSource) -
             if parts:
                 name = f"{file}, {key}"
                 label = _class(_label_in(parts, source.target, name), [], name)
-                yield Picture(name, label, _split_of(file)), partial(_picture_in, parts, name)
+                yield Picture(name, label, split_of(file)), partial(_picture_in, parts, name)
 
 
 def _label_in(parts: Mapping[str, bytes], target: str | None, where: str) -> Any:
@@ -212,7 +218,7 @@ def _class(label: Any, names: Sequence[str], where: str) -> tuple[int, str]:
     )
 
 
-def _split_of(file: str) -> str:
+def split_of(file: str) -> str:
     """Return the split that the file's name or, failing that, its folder's has as a word, as in train-000.tar.
 
     Raises:
@@ -225,6 +231,30 @@ def _split_of(file: str) -> str:
         if found:
             return found[0]
     return ""
+
+
+def choose_splits(splits: Mapping[str, str], what: str, sizes: Mapping[str, int]) -> tuple[dict[Split, list[str]], str]:
+    """Return the names of each split, nothing unless both occur; and a note on those that are in neither.
+
+    `splits`: of each name, the one of `SPLITS` that it belongs to.  The test set is `test`, or else `val`; with both,
+    `val` is left out.  `sizes`: how much is in each name, for the note, in `what`.
+
+    Raises:
+        DatasetError: both splits occur, and a name is in none.
+    """
+    train, *tests = SPLITS
+    used = [one for one in tests if one in splits.values()]
+    if not used or train not in splits.values():
+        return {}, ""
+    if lost := [name for name, one in splits.items() if not one]:
+        raise DatasetError(
+            f"{len(lost)} {what} are in no split, for example {lost[0]}; name it, or its folder, after train or test"
+        )
+    test, *spare = used
+    of: dict[str, list[str]] = {one: [name for name in splits if splits[name] == one] for one in (train, *used)}
+    counts = {one: sum(sizes[name] for name in of[one]) for one in spare}
+    notes = [f"{count:,} {what} of {one} left out, because {test} is the test set" for one, count in counts.items()]
+    return {"train": of[train], "test": of[test]}, "; ".join(notes)
 
 
 READERS: Mapping[str, Callable[[Path, Sequence[str], DatasetSource], Pictures]] = {

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import ExifTags, Image
 
+from stages.datasets.labels import check_mask_size
 from stages.datasets.manifest import Manifest
 from stages.datasets.packed import digest_packed, read_images, read_table
 from stages.datasets.prepare import count_rows, prepare
@@ -277,3 +280,64 @@ def test_large_masks_are_scaled_without_mixing_classes(tmp_path: Path) -> None:
     pack(tmp_path, segmentation("folder"))
     packed = read_images(tmp_path / "packed", "train").labels.view(np.uint8)
     assert {*packed.flat} <= {0, 1, 2, 3}
+
+
+@settings(max_examples=200)
+@given(wide=st.integers(1, 900), high=st.integers(1, 900), scale=st.floats(0.05, 20))
+def test_mask_may_be_scaled_and_nothing_else(wide: int, high: int, scale: float) -> None:
+    def check(width: int, height: int) -> None:
+        check_mask_size((width, height), (wide, high), "masks/a.png")
+
+    check(wide, high)
+    check(wide * 3, high * 3)
+    width, height = max(round(wide * scale), 1), max(round(high * scale), 1)
+    if (width == wide) == (height == high):
+        check(width, height)
+    for other in ((high, wide), (wide + 1, high), (wide, max(high // 2, 1)), (2 * wide + 3, high)):
+        if other[0] * high != other[1] * wide:
+            with pytest.raises(DatasetError, match=rf"{other[0]} x {other[1]} pixels; its picture has {wide} x {high}"):
+                check(*other)
+
+
+@pytest.mark.parametrize("kind", ["tif", "webp"])
+def test_mask_of_other_proportions_than_its_picture_is_refused(tmp_path: Path, kind: str) -> None:
+    write_masks(tmp_path, "folder", MASKS)
+    folder = tmp_path / "downloads/pets/pets/train"
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # stored on its side
+    Image.fromarray(IMAGES[0]).resize((16, 8)).save(folder / f"images/00.{kind}", exif=exif)
+    (folder / "images/00.bmp").unlink()
+    mask = Image.open(folder / "masks/00.png")
+    mask.resize((8, 16), Image.Resampling.NEAREST).save(folder / "masks/00.png")
+    pack(tmp_path, segmentation("folder"))
+    for size in ((16, 8), (8, 8), (8, 15)):
+        mask.resize(size, Image.Resampling.NEAREST).save(folder / "masks/00.png")
+        with pytest.raises(DatasetError, match=rf"masks/00\.png: {size[0]} x {size[1]} pixels; its picture has 8 x 16"):
+            pack(tmp_path, segmentation("folder"))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "palette of colours"])
+def test_masks_are_grey_or_have_a_palette_of_any_colours(tmp_path: Path, mode: str) -> None:
+    masks = MASKS % 2
+    write_masks(tmp_path, "folder", masks)
+    for path in (tmp_path / "downloads/pets/pets").glob("*/masks/*.png"):
+        picture = Image.fromarray(np.asarray(Image.open(path), dtype=np.uint8))
+        if mode == "1":
+            picture = picture.point(lambda value: 255 * value, "1")
+        elif mode != "L":
+            picture = picture.convert("P")
+            picture.putpalette([200, 10, 10, 10, 200, 10] if mode != "P" else [0, 0, 0, 1, 1, 1])
+        picture.save(path)
+    pack(tmp_path, segmentation("folder", classes=2))
+    rows = [read_images(tmp_path / "packed", split).labels for split in ("train", "test")]  # type: ignore[arg-type]
+    assert (np.concatenate(rows).view(np.uint8).reshape(30, 8, 8) == masks + 1).all()
+
+
+@pytest.mark.parametrize("kind", ["images", "masks"])
+def test_broken_picture_or_mask_leaves_out_both(tmp_path: Path, kind: str) -> None:
+    write_masks(tmp_path, "folder", MASKS)
+    next((tmp_path / f"downloads/pets/pets/train/{kind}").glob("03.*")).write_bytes(b"none")
+    with pytest.raises(DatasetError, match=rf"{kind}/03\.\w+: not a whole picture"):
+        pack(tmp_path, segmentation("folder"))
+    info = pack(tmp_path, segmentation("folder", broken="skip"))
+    assert (info.train_images, info.test_images) == (TRAIN - 1, TEST)

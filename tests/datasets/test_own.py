@@ -5,7 +5,7 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -154,7 +154,8 @@ def test_wrong_count_is_an_error_with_the_right_one(tmp_path: Path, splits: tupl
     ],
 )
 def test_innermost_folder_or_archive_names_the_split(names: tuple[str, ...], test: list[str]) -> None:
-    parts, note = _divide({name: Picture(name, (0, "a"), _side_of(name)) for name in names}, source_of("x"))
+    pictures = {name: Picture(name, (0, "a"), _side_of(PurePosixPath(name))) for name in names}
+    parts, note = _divide(pictures, pictures.keys(), source_of("x"), "pets")
     assert (parts["test"], parts["train"], note) == (test, [name for name in names if name not in test], "")
 
 
@@ -302,7 +303,7 @@ def test_picture_outside_train_and_test_is_an_error() -> None:
     split_of = {"train/a/1.png": "train", "test/a/2.png": "test", "extra/a/3.png": ""}
     found = {name: Picture(name, (0, "a"), split) for name, split in split_of.items()}
     with pytest.raises(DatasetError, match=r"1 pictures are in no split, for example extra/a/3\.png"):
-        _divide(found, source_of("pets/"))
+        _divide(found, found.keys(), source_of("pets/"), "pets")
 
 
 def test_picture_is_packed_as_the_service_shows_it() -> None:

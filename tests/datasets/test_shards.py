@@ -200,6 +200,8 @@ def pack_parquet(home: Path, columns: dict[str, Any], metadata: bytes | None = N
     return pack(home, source_of("pets.parquet", reader="huggingface", **fields))
 
 
+CLASS_LABEL = {"_type": "ClassLabel", "names": CLASSES}
+TWO_CLASSES = json.dumps({"info": {"features": {"hair": CLASS_LABEL, "eyes": CLASS_LABEL}}}).encode()
 ALL_CLASSES = json.dumps({"info": {"features": {"label": {"_type": "ClassLabel", "names": CLASSES}}}}).encode()
 
 
@@ -208,7 +210,14 @@ ALL_CLASSES = json.dumps({"info": {"features": {"label": {"_type": "ClassLabel",
     [
         ({"label": [0]}, None, {}, "expected one column of pictures, or one called image; it has label"),
         ({"a": [CELL], "b": [CELL], "label": [0]}, None, {}, "expected one column of pictures.*it has a, b, label"),
-        ({"image": [CELL], "labels": [0]}, None, {}, r"has no column 'label'; did you mean labels.*as `target`"),
+        ({"image": [CELL], "lable": [0]}, None, {}, r"has no column 'label'; did you mean lable.*as `target`"),
+        (
+            {"image": [CELL], "label": [0], "labels": [0]},
+            None,
+            {},
+            "label and labels may have the classes; declare one",
+        ),
+        ({"image": [CELL], "hair": [0], "eyes": [0]}, TWO_CLASSES, {}, "hair and eyes may have the classes"),
         ({"image": [CELL], "label": [0]}, None, {"target": "fine"}, "has no column 'fine'"),
         ({"image": [CELL], "label": [0.5]}, None, {}, r"row 00000000: its class is 0\.5; expected a name, or a number"),
         ({"image": [CELL], "label": [-1]}, ALL_CLASSES, {}, "its class is -1.*leave out unlabelled files"),
@@ -238,6 +247,15 @@ def test_classes_of_another_column_can_be_the_target(tmp_path: Path) -> None:
     info = pack_parquet(tmp_path, columns, target="fine")
     assert (info.classes, info.train_images) == (tuple(sorted(CLASSES)), 21)
     assert info.split_note == "test pictures drawn once, of each class in proportion"
+
+
+@pytest.mark.parametrize("name", ["label", "labels"])
+def test_column_called_label_wins_over_other_classes(tmp_path: Path, name: str) -> None:
+    rows = [*rows_of("train"), *rows_of("test")]
+    columns = {"img": [picture for picture, _ in rows], "domain": [0] * 30}
+    metadata = json.dumps({"info": {"features": {"domain": {"_type": "ClassLabel", "names": ["photo"]}}}}).encode()
+    info = pack_parquet(tmp_path, {**columns, name: [CLASSES[label] for _, label in rows]}, metadata)
+    assert info.classes == tuple(sorted(CLASSES))
 
 
 def test_files_with_other_classes_are_an_error(tmp_path: Path) -> None:
