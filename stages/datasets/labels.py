@@ -6,7 +6,7 @@ All are packed in int64 [N, ...], as classes are, so that one format, which ever
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -120,6 +120,27 @@ def match_labels(
     if lacking := sorted(set(readable) - row_of.keys()):
         raise DatasetError(f"{path}: has no row for {len(lacking)} pictures: {', '.join(lacking[:5])}")
     return {name: values[row_of[name]] for name in seen if name in row_of}
+
+
+def collect_labels(cells: Mapping[str, Any], source: DatasetSource) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+    """Return the names of the labels, and the labels of each picture; `cells` has these by its name.
+
+    They are numbers and names of the labels that it has, or a value for each label, if `source.target` has several.
+
+    Raises:
+        DatasetError: a picture has another number of labels than declared, or one that can't be learned.
+    """
+    columns = source.target if isinstance(source.target, tuple) else tuple(map(str, range(source.classes)))
+    if source.task == "multi-label" and not isinstance(source.target, tuple):
+        known = sorted({label for cell in cells.values() for label in cell})
+        columns = tuple(name for _, name in known)
+        cells = {name: [label in cell for label in known] for name, cell in cells.items()}
+    labels = {}
+    for name, cell in cells.items():
+        row = np.empty((1, len(cell)), dtype=object)
+        row[0] = cell
+        labels[name] = encode_targets(row, source, columns if len(columns) == len(cell) else (), name)[0]
+    return columns, labels
 
 
 def encode_targets(values: np.ndarray, source: DatasetSource, columns: Sequence[str], where: str) -> np.ndarray:

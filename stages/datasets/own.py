@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -15,6 +15,7 @@ from stages.datasets import shards
 from stages.datasets.archive import FORMATS, PICTURES, decode_square, upright_size, walk
 from stages.datasets.labels import (
     check_mask_size,
+    collect_labels,
     encode_masks,
     encode_targets,
     is_mask,
@@ -58,7 +59,7 @@ def image_reader(source: DatasetSource, manifest: Manifest, folder: Path) -> Ima
         seen[name] = picture
         try:
             content = read()
-            one = "P" if has_masks and is_mask(name) else mode
+            one = "P" if has_masks and picture.is_mask else mode
             pixels[name] = decode_square(content, side, name, formats=FORMATS, mode=one)
             if has_masks:
                 sizes[name] = upright_size(content)
@@ -101,27 +102,31 @@ def _read_labels(
     source: DatasetSource,
     folder: Path,
     files: Sequence[str],
-    seen: Collection[str],
+    seen: Mapping[str, Picture],
     pixels: Mapping[str, np.ndarray],
     sizes: Mapping[str, tuple[int, int]],
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray], dict[str, str]]:
-    """Names of the labels; the labels of each readable picture: those in a table, or its mask; each picture's group.
+    """Names of the labels; the labels of each readable picture, from a table, a shard or its mask; each one's group.
 
     Test pictures are drawn from each group in proportion.
     """
     if source.task == "segmentation":
-        pairs, masks = pair_masks(seen, folder), dict[str, np.ndarray]()
+        pairs = {name: f"{name}, mask" for name, picture in seen.items() if not picture.is_mask}
+        pairs, masks = pair_masks(seen, folder) if source.reader == "folder" else pairs, dict[str, np.ndarray]()
         for image, mask in pairs.items():
             if {image, mask} <= pixels.keys():
                 check_mask_size(sizes[mask], sizes[image], f"{folder / mask}")
                 masks[image] = encode_masks(pixels[mask], source, f"{folder / mask}")[0]
         return tuple(map(str, range(source.classes))), masks, dict.fromkeys(pairs, "")
-    path = folder / (source.labels or "")
-    if source.labels not in files:
-        raise DatasetError(f"{path}: is not one of the files that params.yaml declares; `labels` names one")
-    frame = _read_frame(path, source, "parquet" if path.suffix == ".parquet" else "csv")
-    columns = _targets_of(source) or tuple(map(str, frame.columns[1:]))
-    labels = match_labels(frame, columns, source, path, seen, pixels.keys())
+    if source.reader != "folder":
+        columns, labels = collect_labels({name: picture.value for name, picture in seen.items()}, source)
+    else:
+        path = folder / (source.labels or "")
+        if source.labels not in files:
+            raise DatasetError(f"{path}: is not one of the files that params.yaml declares; `labels` names one")
+        frame = _read_frame(path, source, "parquet" if path.suffix == ".parquet" else "csv")
+        columns = _targets_of(source) or tuple(map(str, frame.columns[1:]))
+        labels = match_labels(frame, columns, source, path, seen, pixels.keys())
     return columns, labels, rarest_labels(labels) if source.task == "multi-label" else dict.fromkeys(labels, "")
 
 
@@ -130,7 +135,8 @@ def _read_folders(folder: Path, files: Sequence[str], source: DatasetSource) -> 
 
     def picture(name: str) -> Picture:
         place = PurePosixPath(name).parent
-        return Picture(name, (0, place.name), _side_of(place if source.task else place.parent))
+        split = _side_of(place if source.task else place.parent)
+        return Picture(name, (0, place.name), split, is_mask=is_mask(name))
 
     for file in files:
         if file.endswith(ARCHIVES):

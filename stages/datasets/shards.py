@@ -27,12 +27,14 @@ class Picture(NamedTuple):
     """A picture that isn't read yet.
 
     `label`: the number of its class, 0 if classes have only names, and the name.  `split`: the one of `SPLITS` that its
-    file names, or nothing.
+    file names, or nothing.  `value`: its labels or numbers, if a task has them.  `is_mask`: it has classes of pixels.
     """
 
     name: str
     label: tuple[int, str]
     split: str
+    value: Any = None
+    is_mask: bool = False
 
 
 Pictures = Iterator[tuple[Picture, Callable[[], bytes]]]
@@ -44,33 +46,74 @@ SPLIT_OF = {name: name for name in SPLITS} | {"training": "train", "testing": "t
 _SPLIT = re.compile(rf"(?<![a-z])(?:{'|'.join(SPLIT_OF)})(?![a-z])")
 _ROWS = 32  # at a time, because a small Parquet file may unpack to long rows, and an Arrow file be one batch
 _SAMPLE = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
-_PARTS = (*PICTURES, ".cls", ".json")
+_PARTS, _MASKS = (*PICTURES, ".cls", ".json"), (".seg.png", ".mask.png")
+_TARGETS = {None: "the class", "multi-label": "the labels", "regression": "the numbers", "segmentation": "the mask"}
+"""What a task learns of each picture, in words."""
+_NAMED = ("label", "labels")
+_NAMED_MASKS = ("mask", "masks", *_NAMED)
 
 
 def read_huggingface(folder: Path, files: Sequence[str], source: DatasetSource) -> Pictures:
-    """Yield the rows of Arrow and Parquet files; `source.target` names the column of classes if it isn't obvious.
+    """Yield the rows of Arrow and Parquet files; `source.target` names what is learned if it isn't obvious.
+
+    Without it, a column called label or labels has the classes, or the only one that the features describe so.  For a
+    task it has lists of labels, numbers or lists of them, or masks, which may also be called mask.
 
     Raises:
-        DatasetError: a file can't be read or unpacks to too much, or lacks a column of pictures or of their classes.
+        DatasetError: a file can't be read or unpacks to too much, or lacks a column of pictures or of their targets.
     """
-    assert not isinstance(source.target, tuple), "only tables and folders have several"
     first: list[str] | None = None
+    names: list[str] = []
+
+    def choose(schema: Any, path: Path) -> list[str]:
+        columns, names[:] = _columns(schema, source, path)
+        return columns
+
     for file in files:
-        if not file.endswith((".arrow", ".parquet")) or PurePosixPath(file).name.startswith("cache-"):
+        if not is_table(file):
             continue
         row = 0
-        for images, labels, names in _batches(folder / file, source.target):
-            first = names if first is None else first
+        for columns in read_columns(folder / file, choose):
+            first = [*names] if first is None else first
             if names != first:
                 raise DatasetError(f"{folder / file}: has the classes {names}; an earlier file has {first}")
-            for image, label in zip(images, labels, strict=True):
+            for image, *cells in zip(*columns, strict=True):
                 name = f"{file}, row {row:08d}"  # names are sorted
-                yield Picture(name, _class(label, names, name), split_of(file)), partial(_content, image, name)
+                cell = cells[0] if isinstance(source.target, str | None) else cells
+                yield _picture(name, cell, names, split_of(file), source), partial(_content, image, name)
+                if source.task == "segmentation":
+                    yield _mask_of(name, split_of(file)), partial(_content, cell, f"{name}, mask")
                 row += 1
 
 
-def _batches(path: Path, target: str | None) -> Iterator[tuple[list[Any], list[Any], list[str]]]:
-    """Yield the pictures and classes of some rows at a time, and the names of all classes if the schema has them."""
+def is_table(file: str) -> bool:
+    """Return True for a file of rows: `map` of the package `datasets` leaves others, in its cache."""
+    return file.endswith((".arrow", ".parquet")) and not PurePosixPath(file).name.startswith("cache-")
+
+
+def _picture(name: str, cell: Any, names: Sequence[str], split: str, source: DatasetSource) -> Picture:
+    """The picture with its class, or with what the task learns, from its cell or cells."""
+    if source.task is None:
+        return Picture(name, _class(cell, names, name), split)
+    if source.task == "segmentation":
+        return Picture(name, (0, ""), split)
+    if source.task == "multi-label" and not isinstance(source.target, tuple):
+        if not isinstance(cell, list):
+            raise DatasetError(f"{name}: its labels are {cell!r}; expected a list of names, or of numbers from 0")
+        return Picture(name, (0, ""), split, [_class(label, names, name) for label in cell])
+    return Picture(name, (0, ""), split, cell if isinstance(cell, list) else [cell])
+
+
+def _mask_of(name: str, split: str) -> Picture:
+    return Picture(f"{name}, mask", (0, ""), split, is_mask=True)
+
+
+def read_columns(path: Path, choose: Callable[[Any, Path], list[str]]) -> Iterator[list[list[Any]]]:
+    """Yield the columns that `choose` picks from the schema of an Arrow or Parquet file, some rows at a time.
+
+    Raises:
+        DatasetError: the file can't be read, or unpacks to too much.
+    """
     import pyarrow as pa  # a fifth of a second
     from pyarrow import ipc, parquet
 
@@ -79,15 +122,15 @@ def _batches(path: Path, target: str | None) -> Iterator[tuple[list[Any], list[A
             file = parquet.ParquetFile(path)
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
             _check_size(path, sum(group.total_byte_size for group in groups))
-            image, label, names = _columns(file.schema_arrow, target, path)
-            batches = file.iter_batches(_ROWS, columns=[image, label])
+            columns = choose(file.schema_arrow, path)
+            batches = file.iter_batches(_ROWS, columns=columns)
         else:
             content = pa.memory_map(str(path))
             if not all(_is_plain(message) for message in ipc.MessageReader.open_stream(content)):
                 raise DatasetError(f"{path}: is compressed, unlike what `save_to_disk` writes; save it as Parquet")
             content.seek(0)
             batches = ipc.open_stream(content)
-            image, label, names = _columns(batches.schema, target, path)
+            columns = choose(batches.schema, path)
         unpacked_bytes = 0
         for batch in batches:
             batch.validate(full=True)
@@ -95,7 +138,7 @@ def _batches(path: Path, target: str | None) -> Iterator[tuple[list[Any], list[A
             _check_size(path, unpacked_bytes)
             for start in range(0, batch.num_rows, _ROWS):
                 rows = batch.slice(start, _ROWS)
-                yield rows.column(image).to_pylist(), rows.column(label).to_pylist(), names
+                yield [rows.column(name).to_pylist() for name in columns]
     except (pa.ArrowException, OSError, UnicodeDecodeError, struct.error) as error:
         raise DatasetError(f"{path}: not a readable {path.suffix[1:]} file ({error})") from None
 
@@ -121,32 +164,42 @@ def _is_plain(message: Any) -> bool:
     return message.type == "schema" or (message.type == "record batch" and not follow(batch, 3))
 
 
-def _columns(schema: Any, target: str | None, path: Path) -> tuple[str, str, list[str]]:
-    """Names of the columns of pictures and of classes, and the names of the classes if the schema has them."""
+def _columns(schema: Any, source: DatasetSource, path: Path) -> tuple[list[str], list[str]]:
+    """Names of the column of pictures and of those of their targets; names of the classes if the schema has them."""
+    what, targets = _TARGETS[source.task], [source.target] if isinstance(source.target, str) else source.target
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
         kinds = {name: features[name].get("_type") if name in features else None for name in schema.names}
         pictures = [name for name in schema.names if kinds[name] in ("Image", None) and _has_bytes(schema.field(name))]
-        classes = [name for name in schema.names if kinds[name] == "ClassLabel"]
-        named = [name for name in ("label", "labels") if name in schema.names] or classes
-        if target is None and len(named) > 1:
-            raise DatasetError(
-                f"{path}: {' and '.join(named)} may have the classes; declare one as `target` in params.yaml"
-            )
-        label = target or (named[0] if named else "label")
-        names = [str(name) for name in features[label].get("names") or ()] if label in features else []
+        types = {name: str(schema.field(name).type) for name in schema.names}
+        suitable = {
+            None: [name for name in schema.names if kinds[name] == "ClassLabel"],
+            "multi-label": [name for name in schema.names if "list<" in types[name]],
+            "regression": [name for name in schema.names if re.search("float|double", types[name])],
+            "segmentation": [name for name in pictures if name != "image"],
+        }[source.task]
+        known = suitable if source.task == "segmentation" else schema.names
+        usual = _NAMED_MASKS if source.task == "segmentation" else _NAMED
+        named = [name for name in usual if name in known] or suitable
+        targets = targets or named or usual[:1]
+        described = features.get(targets[0], {}) if len(targets) == 1 else {}
+        names = [str(name) for name in described.get("feature", described).get("names") or ()]
     except (ValueError, AttributeError, TypeError) as error:
         raise DatasetError(f"{path}: the features in its schema can't be read ({error})") from None
+    if source.target is None and len(targets) > 1:
+        raise DatasetError(f"{path}: {' and '.join(targets)} may have {what}; declare one as `target` in params.yaml")
+    pictures = [name for name in pictures if name not in targets]
     if len(pictures) != 1 and "image" not in pictures:
         raise DatasetError(
             f"{path}: expected one column of pictures, or one called image; it has {', '.join(schema.names)}"
         )
-    if label not in schema.names:
-        hint = nearest(label, schema.names)
-        raise DatasetError(
-            f"{path}: has no column {label!r}{hint}; declare the classes' column as `target` in params.yaml"
-        )
-    return "image" if "image" in pictures else pictures[0], label, names
+    for target in targets:
+        if target not in schema.names:
+            hint = nearest(target, schema.names)
+            raise DatasetError(
+                f"{path}: has no column {target!r}{hint}; declare the column of {what} as `target` in params.yaml"
+            )
+    return ["image" if "image" in pictures else pictures[0], *targets], names
 
 
 def _has_bytes(field: Any) -> bool:
@@ -168,36 +221,51 @@ def _content(cell: Any, where: str) -> bytes:
 def read_webdataset(folder: Path, files: Sequence[str], source: DatasetSource) -> Pictures:
     """Yield the samples of tar files: `key.jpg` with `key.cls`, or with `key.json`, which has the class as `label`.
 
-    `source.target` is another name for `label`.
+    `source.target` is another name for `label`.  For a task `key.json` has a list of labels, or numbers; masks are in
+    `key.seg.png` or `key.mask.png`.
 
     Raises:
         DatasetError: a file can't be read or is malicious, or a sample has no class.
     """
-    assert not isinstance(source.target, tuple), "only tables and folders have several"
+    wanted = (*PICTURES, *_MASKS) if source.task == "segmentation" else _PARTS
     for file in files:
         if not file.endswith((".tar", ".tgz", ".tar.gz")):
             continue
         samples = ((match, member) for member in walk(folder / file) if (match := _SAMPLE.fullmatch(member.name)))
         for key, sample in groupby(samples, lambda pair: pair[0][1]):
-            parts = {kind: member.read() for match, member in sample if (kind := f".{match[2].lower()}") in _PARTS}
+            parts = {kind: member.read() for match, member in sample if (kind := f".{match[2].lower()}") in wanted}
             if parts:
                 name = f"{file}, {key}"
-                label = _class(_label_in(parts, source.target, name), [], name)
-                yield Picture(name, label, split_of(file)), partial(_picture_in, parts, name)
+                cell = _label_in(parts, source, name)
+                yield _picture(name, cell, [], split_of(file), source), partial(_picture_in, parts, name)
+                if source.task == "segmentation":
+                    yield _mask_of(name, split_of(file)), partial(bytes, cell)
 
 
-def _label_in(parts: Mapping[str, bytes], target: str | None, where: str) -> Any:
+def _label_in(parts: Mapping[str, bytes], source: DatasetSource, where: str) -> Any:
+    """The class, labels, numbers or mask of a sample."""
+    target, endings, found = source.target, ".cls or .json", list[str]()
+    if source.task is not None:
+        endings = " or ".join(_MASKS) if source.task == "segmentation" else ".json"
     try:
-        if ".cls" in parts and target is None:
+        if source.task == "segmentation" and (found := [kind for kind in _MASKS if kind in parts]):
+            cell: Any = parts[found[0]]
+        elif ".cls" in parts and target is None and source.task is None:
             text = parts[".cls"].decode().strip()
-            return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else text
-        if ".json" in parts:
-            return json.loads(parts[".json"]).get(target or "label")
+            cell = int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else text
+        elif ".json" in parts:
+            fields = dict(json.loads(parts[".json"]).items())
+            found = [name for name in _NAMED if name in fields] if target is None else []
+            names = target or (found or [*_NAMED])[0]
+            cell = fields.get(names) if isinstance(names, str) else [fields.get(name) for name in names]
+        else:
+            needed = f"{_TARGETS[source.task]} next to it in the archive, in {endings}"
+            raise DatasetError(f"{where}: has {', '.join(parts)}; expected {needed}")
     except (ValueError, AttributeError, RecursionError) as error:
         raise DatasetError(f"{where}: its class can't be read ({error})") from None
-    raise DatasetError(
-        f"{where}: has {', '.join(parts)}; expected its class next to it in the archive, in .cls or .json"
-    )
+    if len(found) > 1:
+        raise DatasetError(f"{where}: {' and '.join(found)} may have {_TARGETS[source.task]}; leave out one")
+    return cell
 
 
 def _picture_in(parts: Mapping[str, bytes], where: str) -> bytes:

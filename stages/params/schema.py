@@ -77,10 +77,11 @@ def check_task(source: Any, path: Path, key_path: str) -> None:
     """
     task, is_segmentation = source.task, source.task == "segmentation"
     has_labels = source.reader == "folder" and task is not None and not is_segmentation
-    is_own = source.reader in ("folder", "npz") or (source.kind == "table" and source.reader != "sgemm")
+    is_table = source.kind == "table" and source.reader != "sgemm"
+    is_own = is_table or source.reader in ("folder", "npz", "huggingface", "webdataset")
     columns = source.target if isinstance(source.target, tuple) else ()
     wrong = [
-        (task and (source.kind == "text" or not is_own), "task", "expected of own tables, or images by folder or npz"),
+        (task and (source.kind == "text" or not is_own), "task", "expected of own tables, or own images"),
         (task == "regression" and source.kind == "table", "task", "a table's rows have it without declaring it"),
         (is_segmentation and source.kind == "table", "task", "it is for images"),
         (is_segmentation and not 2 <= source.classes <= 254, "classes", "expected 2 to 254"),
@@ -88,7 +89,7 @@ def check_task(source: Any, path: Path, key_path: str) -> None:
         (task and (source.train_per_class or source.test_per_class), "task", "it has no numbers per class"),
         (has_labels and not source.labels, "labels", "expected the table with the labels of the pictures"),
         (source.labels and not has_labels, "labels", "expected none but of a folder with labels or numbers"),
-        (columns and not task, "target", "expected one column, or a task"),
+        (columns and (not task or is_segmentation), "target", "expected one column, or a task that has several"),
         (columns and len({*columns}) != source.classes, "target", f"expected {source.classes} columns, as `classes`"),
     ]
     for is_wrong, field, expected in wrong:
