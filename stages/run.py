@@ -114,9 +114,10 @@ class SplitSpec:
 class RecipeSpec:
     """Additions to the training on images, which don't affect validation and test.
 
-    `class_weights` are given per class, or `balanced`: the inverse of each class's share.  `transforms` of single
-    images and `mix` of whole batches are those of `torchvision.transforms.v2`, or `package.module:name`, with keywords;
-    so is `loss`, a module of logits and labels in place of cross entropy.
+    `class_weights` are given per class, or `balanced`: the inverse of each class's share, or for labels of which a row
+    has several, how many rows lack one for each that has it.  `transforms` of single images and `mix` of whole batches
+    are those of `torchvision.transforms.v2`, or `package.module:name`, with keywords; so is `loss`, a module of outputs
+    and targets in place of the task's.
     """
 
     __pydantic_config__: ClassVar = STRICT

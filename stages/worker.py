@@ -125,10 +125,10 @@ class _PreparedTraining:
         self.info, self.device, self.environment = _prepare(job)
         self._stamp = stamp_of(job.data)
         self.session = open_session(job.spec, job.data, self.info, self.device)
-        if job.spec.protocol.recipe is not None:
-            self.session = with_recipe(self.session, len(devices))
         if job.spec.task is not None:
             self.session = with_task(self.session, job.data, self.info, len(devices))
+        if job.spec.protocol.recipe is not None:
+            self.session = with_recipe(self.session, len(devices))
         if job.spec.protocol.has_options:
             self.session = with_options(self.session, len(devices))
         _refuse_other_code(job)

@@ -25,7 +25,7 @@ from stages.runs.store import FolderScratch, RunStore
 from stages.scheduling.runner import keyed_runs
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.optimizer import build_optimizer
-from stages.training.recipe import RecipeTask, with_recipe
+from stages.training.recipe import RecipeTask, learned, with_recipe
 from stages.worker import Job, train_run
 from tests.packed_table import pack_images
 from tests.project import REPOSITORY, edit, environment
@@ -233,12 +233,12 @@ def test_recipe_changes_training_alone_and_draws_from_the_step_alone() -> None:
     )
     spec = RecipeSpec(label_smoothing=0.1, class_weights="balanced", transforms=({"name": "RandAugment"},))
     task = RecipeTask(
-        plain,
+        learned(plain),
         dataclasses.replace(spec, mix=({"name": "MixUp", "alpha": 0.5}, {"name": "CutMix", "alpha": 1})),
         3,
         torch.arange(8),
     )
-    some = RecipeTask(plain, spec, 3, torch.tensor([0, 6, 7]))
+    some = RecipeTask(learned(plain), spec, 3, torch.tensor([0, 6, 7]))
     assert some.weights is not None and some.weights.tolist() == [1, 1, 1], "of the rows that are trained on"
     logits, weights = torch.randn(8, 3), torch.tensor([8 / 18, 8 / 3, 8 / 3])
     expected = torch.nn.functional.cross_entropy(logits, data.labels, weights, label_smoothing=0.1)

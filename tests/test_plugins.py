@@ -21,7 +21,7 @@ from stages.run import OptimizerSpec, RecipeSpec, RunSpec, ScheduleSpec
 from stages.runs import fingerprint
 from stages.training.images import ImageClassification
 from stages.training.options import rates_of
-from stages.training.recipe import RecipeTask, _build
+from stages.training.recipe import RecipeTask, _build, learned
 from tests.datasets.test_own import pack
 from tests.datasets.tiny import declare
 from tests.test_imported import OWN, forget, keyed, params_with
@@ -235,7 +235,7 @@ def test_loss_of_a_plugin_replaces_cross_entropy_in_training(install: Install) -
     logits, labels = torch.randn(30, 4, generator=generator), IMAGES.labels
     for gamma, is_same in ((0.0, True), (2.0, False)):
         loss = {"name": "lab_nets:Focal", "gamma": gamma}
-        task = RecipeTask(plain, RecipeSpec(loss=loss), 4, torch.arange(30))
+        task = RecipeTask(learned(plain), RecipeSpec(loss=loss), 4, torch.arange(30))
         assert torch.allclose(task.loss(logits, labels), plain.loss(logits, labels)) == is_same
         with torch.no_grad():
             assert task.loss(logits, labels) == plain.loss(logits, labels)

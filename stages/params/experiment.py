@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from stages.params.callables import signature_of
 from stages.params.files import SourceFile as SourceFile
+from stages.params.foreign import check_recipe
 from stages.params.plugins import address_of
 from stages.params.protocol import protocol_schema, read_protocol
 from stages.params.schema import ParamsError as ParamsError
@@ -322,9 +323,8 @@ def load_params(root: Path = Path()) -> Params:
         experiments[name] = _read_experiment(name, entry, index.datasets[entry.dataset], document, path)
         for profile in index.profiles.values():
             for arm in [None, *(arm for arm in experiments[name].arms.values() if arm.protocol)]:
-                is_classes = index.datasets[entry.dataset].task is None
-                if resolve_protocol(experiments[name], profile, arm).recipe and not is_classes:
-                    raise ParamsError(f"{path}: protocol.recipe is set; {entry.dataset} has a task without classes")
+                if (recipe := resolve_protocol(experiments[name], profile, arm).recipe) is not None:
+                    check_recipe(recipe, index.datasets[entry.dataset].task, path)
     return Params(
         profile_name=index.profile,
         profiles=index.profiles,

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from stages.params.callables import UnknownCallable, signature_of
 from stages.params.plugins import address_of
 from stages.params.schema import ParamsError, check_keywords
-from stages.run import OptimizerSpec, RecipeSpec, ScheduleSpec
+from stages.run import OptimizerSpec, RecipeSpec, ScheduleSpec, TaskName
 
 _OURS = ("lr", "weight_decay", "decay", "clip_norm")
 _OPTIMIZERS, _SCHEDULES = (get_args(get_type_hints(spec)["name"]) for spec in (OptimizerSpec, ScheduleSpec))
@@ -86,3 +86,26 @@ def imported_recipe(recipe: RecipeSpec, path: Path, key_path: str) -> RecipeSpec
             raise ParamsError(f"{path}: {key_path}.loss is set; leave out label_smoothing and class_weights")
         found["loss"] = {**given, "name": address}
     return dataclasses.replace(recipe, **found)
+
+
+def check_recipe(recipe: RecipeSpec, task: TaskName | None, path: Path) -> None:
+    """Check that all of a recipe is defined for a task on images.
+
+    Raises:
+        ParamsError: something isn't.
+    """
+    if task is None:
+        return
+    has_masks, mixed = task == "segmentation", [str(one["name"]) for one in recipe.mix or ()]
+    foreign = [str(one["name"]) for one in recipe.transforms or () if ":" in str(one["name"])]
+    wrong = [
+        (task == "regression" and recipe.class_weights, "class_weights", "numbers have no classes"),
+        (not has_masks and recipe.label_smoothing, "label_smoothing", "it is for one class of several"),
+        (has_masks and mixed, "mix", "mixed pictures have no mask"),
+        ({*mixed} - {"MixUp"}, "mix", "only MixUp mixes labels and numbers in the same proportions as pictures"),
+        (has_masks and foreign, "transforms", "only those of torchvision are known to move masks with their pictures"),
+        (has_masks and recipe.loss, "loss", "it doesn't know which pixels count"),
+    ]
+    for is_wrong, field, reason in wrong:
+        if is_wrong:
+            raise ParamsError(f"{path}: protocol.recipe.{field} is set, but the data are for {task}: {reason}")

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from inspect import isclass
-from typing import Any
+from typing import Any, cast
+from typing import Protocol as Interface
 
 import numpy as np
 import torch
@@ -20,60 +21,154 @@ from torch import Tensor, nn
 
 from stages.run import RecipeSpec
 from stages.training.images import ImageClassification
+from stages.training.loop import Task
 from stages.training.session import Session
 from stages.training.split import training_rows
 
 
-class RecipeTask(ImageClassification):
-    """The task of `plain`, with a recipe's loss and transforms while it trains."""
+class Learned(Task, Interface):
+    """A task on images that a recipe can change; B rows in a batch, K classes or labels."""
 
-    def __init__(self, plain: ImageClassification, recipe: RecipeSpec, classes: int, rows: Tensor) -> None:
-        super().__init__(plain.data, plain.protocol)
+    @property
+    def images(self) -> ImageClassification: ...
+
+    @property
+    def classes(self) -> int: ...
+
+    def targets_of(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the targets of `rows`, moved by the same draws as their images."""
+        ...
+
+    def balanced(self, rows: Tensor, classes: int) -> Tensor:
+        """Return the weight of each class that makes up for its share of `rows`, float32 [K]."""
+        ...
+
+    def loss(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
+    ) -> Tensor: ...
+
+    def mass(self, targets: Tensor, weights: Tensor | None = None) -> Tensor | int:
+        """Return what the loss divides by."""
+        ...
+
+
+class _Classes(ImageClassification):
+    """The plain task, with weights of classes."""
+
+    @property
+    def images(self) -> ImageClassification:
+        return self
+
+    @property
+    def classes(self) -> int:
+        return int(self.data.labels.max()) + 1
+
+    def targets_of(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        return self.data.labels[rows]
+
+    def balanced(self, rows: Tensor, classes: int) -> Tensor:
+        return len(rows) / (classes * self.data.labels[rows].bincount(minlength=classes).clamp(min=1))
+
+    def loss(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+        """Mean cross entropy of logits [B, K] and classes, or shares of classes [B, K]."""
+        settings: dict[str, Any] = {"weight": weights, "label_smoothing": smoothing, "reduction": "sum"}
+        return F.cross_entropy(logits.float(), labels, **settings) / self.mass(labels, weights)
+
+    def mass(self, labels: Tensor, weights: Tensor | None = None) -> Tensor | int:
+        """Return the number of rows, or the sum of the weights of their classes; mixed labels count as rows."""
+        if weights is None or labels.ndim == 2:
+            return len(labels)
+        return weights[labels].sum().clamp(min=torch.finfo(torch.float32).tiny)
+
+    def sums(self, logits: Tensor, labels: Tensor, loss: Tensor) -> Tensor:
+        """`scores`; the class of a mixed image is the one that it has most of."""
+        return super().sums(logits, labels.argmax(1) if labels.ndim == 2 else labels, loss)
+
+
+def learned(task: Task) -> Learned:
+    """Return a task on images as one that a recipe can change."""
+    if isinstance(task, ImageClassification):
+        return _Classes(task.data, task.protocol)
+    return cast(Learned, task)  # those of stages.training.tasks, which isn't imported for the sake of run keys
+
+
+class RecipeTask:
+    """The task `plain`, with a recipe's loss and transforms while it trains on `rows`."""
+
+    def __init__(self, plain: Learned, recipe: RecipeSpec, classes: int, rows: Tensor) -> None:
+        self.plain = plain
+        self.scores, self.device = plain.scores, plain.device
         self.smoothing = recipe.label_smoothing or 0.0
         self.weights: Tensor | None = None
         if recipe.class_weights == "balanced":
-            labels = self.data.labels[rows.to(self.device)]  # of the rows that are trained on
-            self.weights = len(labels) / (classes * labels.bincount(minlength=classes).clamp(min=1))
+            self.weights = plain.balanced(rows.to(self.device), classes)
         elif recipe.class_weights is not None:
             self.weights = torch.tensor(recipe.class_weights, device=self.device)
         self.losses = _build([recipe.loss] if recipe.loss else (), self.device)
         self.transforms = _build(recipe.transforms or (), self.device)
         self.mix = _build(recipe.mix or (), self.device, num_classes=classes)
 
+    def __len__(self) -> int:
+        return len(self.plain)
+
+    def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.plain.plain_batches(rows, batch_size)
+
     def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Crop and flip, then transform each image, normalise, and mix the batch: labels are then float32 [B, K]."""
+        """Crop and flip, then transform each image, normalise, and mix the batch: labels are then float32 [B, K].
+
+        Raises:
+            ValueError: a transform can't move masks, or changes the size of images.
+        """
         if not (self.transforms or self.mix):
-            return super().training_batch(rows, generator)
-        images = self._augmenter.batch(rows, generator)
-        labels = self.data.labels[rows]
+            return self.plain.training_batch(rows, generator)
+        before = generator.get_state()
+        targets = self.plain.targets_of(rows, generator)
+        generator.set_state(before)  # the same draws
+        images = self.plain.images._augmenter.batch(rows, generator)
         seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
         with _seeded(seed), torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed)  # torchvision draws from the global generator
             for transform in self.transforms:
-                images = torch.stack([transform(image) for image in images])
-            inputs = self._normalize(images)
+                images, targets = _transformed(transform, images, targets)
+            if images.shape[1:] != (expected := self.plain.images.data.images.shape[1:]):
+                raise ValueError(f"recipe.transforms make images {[*images.shape[1:]]}; expected {[*expected]}")
+            inputs = self.plain.images._normalize(images)
             for transform in self.mix:
-                inputs, labels = transform(inputs, labels)
-        return inputs, labels
+                inputs, targets = transform(inputs, targets)
+        return inputs, targets
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The recipe's loss in training, the plain one where nothing is learned from it."""
         if not torch.is_grad_enabled():
-            return super().loss(logits, labels)
+            return self.plain.loss(outputs, targets)
         if self.losses:
-            return self.losses[0](logits.float(), labels)
-        settings: dict[str, Any] = {"weight": self.weights, "label_smoothing": self.smoothing, "reduction": "sum"}
-        return F.cross_entropy(logits.float(), labels, **settings) / self.mass(labels)
+            return self.losses[0](outputs.float(), targets)
+        return self.plain.loss(outputs, targets, self.weights, self.smoothing)
 
-    def mass(self, labels: Tensor) -> Tensor | int:
-        """Return what the loss divides by: rows, or the weights of their classes; mixed labels count as rows."""
-        if self.weights is None or labels.ndim == 2:
-            return len(labels)
-        return self.weights[labels].sum().clamp(min=torch.finfo(torch.float32).tiny)
+    def mass(self, targets: Tensor) -> Tensor | int:
+        """Return what the loss in training divides by."""
+        return self.plain.mass(targets, self.weights)
 
-    def sums(self, logits: Tensor, labels: Tensor, loss: Tensor) -> Tensor:
-        """`scores`; the class of a mixed image is the one that it has most of."""
-        return super().sums(logits, labels.argmax(1) if labels.ndim == 2 else labels, loss)
+    def sums(self, outputs: Tensor, targets: Tensor, loss: Tensor) -> Tensor:
+        return self.plain.sums(outputs, targets, loss)
+
+
+def _transformed(transform: nn.Module, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Transform each of the images uint8 [B, C, H, W], with its mask if the targets are int64 [B, H, W].
+
+    A mask has -1 for pixels that don't count; torchvision fills new corners with 0, so it gets masks that are raised.
+    """
+    if targets.ndim != 3:
+        return torch.stack([transform(image) for image in images]), targets
+    kinds = import_module("torchvision.tv_tensors")  # by name, so that only recipes with transforms have its version
+    pairs = zip(images, (targets + 1).byte(), strict=True)
+    try:
+        moved = [transform(kinds.Image(image), kinds.Mask(mask)) for image, mask in pairs]
+    except TypeError as error:
+        raise ValueError(f"recipe.transforms: {type(transform).__name__} can't move masks ({error})") from None
+    images, masks = (torch.stack([one.as_subclass(Tensor) for one in part]) for part in zip(*moved, strict=True))
+    return images, masks.long() - 1
 
 
 @contextmanager
@@ -121,8 +216,8 @@ def with_recipe(session: Session, devices: int) -> Session:
     """
     if devices > 1:
         raise ValueError("a training with a recipe can't be shared among devices; name one device")
-    recipe, plain = session.spec.protocol.recipe, session.task
-    assert recipe is not None and isinstance(plain, ImageClassification), "checked when the params are read"
-    classes = session.spec.model.arguments.get("num_classes") or int(plain.data.labels.max()) + 1
-    rows, _ = training_rows(len(plain), plain.protocol, session.spec.replicate)
-    return dataclasses.replace(session, task=RecipeTask(plain, recipe, classes, rows))
+    spec, plain = session.spec, learned(session.task)
+    assert spec.protocol.recipe is not None, "the caller asks for it"
+    classes = spec.model.arguments.get("num_classes") or plain.classes
+    rows, _ = training_rows(len(plain), spec.protocol, spec.replicate)
+    return dataclasses.replace(session, task=RecipeTask(plain, spec.protocol.recipe, classes, rows))

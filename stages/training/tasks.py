@@ -11,6 +11,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,10 +35,23 @@ class _OtherTask:
     def __len__(self) -> int:
         return len(self.plain)
 
+    @property
+    def images(self) -> ImageClassification:
+        assert isinstance(self.plain, ImageClassification), "recipes are for images"
+        return self.plain
+
+    @property
+    def classes(self) -> int:
+        return self.images.data.labels.shape[1]
+
     def training_batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return inputs and targets float32 [B, K] of `rows`, augmented as those of `plain` are."""
         inputs, targets = self.plain.training_batch(rows, generator)
         return inputs, self.read(targets)
+
+    def targets_of(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the targets float32 [B, K] of `rows`; `generator` is unused."""
+        return self.read(self.images.data.labels[rows])
 
     def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the same without augmentation, in order."""
@@ -48,19 +62,28 @@ class _OtherTask:
         """Convert packed targets [B, K] to float32."""
         return targets.float()
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the quantity to minimise, a mean over all B x K outputs, float32.
+    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+        """Return the quantity to minimise, a mean over all B x K outputs, float32; `weights` are of classes.
 
         Raises:
             ValueError: the network's outputs aren't [B, K].
         """
         if outputs.shape != targets.shape:
             raise ValueError(f"the network's outputs are {[*outputs.shape]}; its task needs {[*targets.shape]}")
-        return self.mean(outputs.float(), targets)
+        return self.mean(outputs.float(), targets, weights, smoothing)
 
     @abstractmethod
-    def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of outputs and targets [B, K]."""
+    def mean(self, outputs: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
+        """Return the mean loss of outputs and targets."""
+
+    def mass(self, targets: Tensor, weights: Tensor | None = None) -> Tensor | int:
+        """Return the number of rows, by which the loss divides."""
+        return len(targets)
+
+    def balanced(self, rows: Tensor, classes: int) -> Tensor:
+        """Return how many of `rows` lack a label for each that has it, float32 [K]."""
+        has = self.images.data.labels[rows].sum(0)
+        return (len(rows) - has) / has.clamp(min=1)
 
     def sums(self, outputs: Tensor, targets: Tensor, loss: Tensor) -> Tensor:
         """`scores` summed over the batch, float64 [1]; `loss` is the batch mean."""
@@ -68,10 +91,13 @@ class _OtherTask:
 
 
 class MultiLabel(_OtherTask):
-    """Binary cross entropy in nats over K labels, each of which a row has (1) or lacks (0)."""
+    """Binary cross entropy in nats over K labels, each of which a row has (1) or lacks (0).
 
-    def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(outputs, targets)
+    The weight of a label counts for rows that have it (PyTorch's `pos_weight`).
+    """
+
+    def mean(self, outputs: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
+        return F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weights)
 
 
 class ImageRegression(_OtherTask):
@@ -80,7 +106,7 @@ class ImageRegression(_OtherTask):
     def read(self, targets: Tensor) -> Tensor:
         return targets.view(torch.float64).float()
 
-    def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def mean(self, outputs: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
         return F.mse_loss(outputs, targets)
 
 
@@ -94,15 +120,18 @@ class Segmentation(_OtherTask):
     """
 
     def __init__(self, plain: Task) -> None:
-        assert isinstance(plain, ImageClassification), "only images have masks"
         super().__init__(plain)
-        self.plain: ImageClassification = plain
-        self._size, self._most = plain.data.images.shape[-2:], plain.protocol.batch_size
-        masks = self._unpack(plain.data.labels).unsqueeze(1)
-        self._masks = BatchAugmenter(masks, plain.protocol.augmentation)
+        data, protocol = self.images.data, self.images.protocol
+        self._size, self._most = data.images.shape[-2:], protocol.batch_size
+        masks = self._unpack(data.labels).unsqueeze(1)
+        self._masks = BatchAugmenter(masks, protocol.augmentation)
         self._classes = int(masks.max()) if len(masks) else 0
         self._row_mass: Tensor | None = None
         """Pixels that count in each of the rows that are being measured, on average."""
+
+    @property
+    def classes(self) -> int:
+        return self._classes
 
     def _unpack(self, packed: Tensor) -> Tensor:
         """Return uint8 [B, H, W] of int64 [B, ceil(H W / 8)]."""
@@ -114,19 +143,23 @@ class Segmentation(_OtherTask):
         before = generator.get_state()
         inputs, _ = self.plain.training_batch(rows, generator)
         generator.set_state(before)  # the same draws
-        return inputs, self._masks.batch(rows, generator).squeeze(1).long() - 1
+        return inputs, self.targets_of(rows, generator)
+
+    def targets_of(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        """Return classes int64 [B, H, W] of `rows`, cropped and flipped; -1 doesn't count."""
+        return self._masks.batch(rows, generator).squeeze(1).long() - 1
 
     def plain_batches(self, rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the same in order, in batches no larger than training's: logits [B, K, H, W] are most of the memory."""
-        counts = [self.mass(self.read(self.plain.data.labels[part])) for part in rows.split(self._most)]
+        counts = [self.mass(self.read(self.images.data.labels[part])) for part in rows.split(self._most)]
         self._row_mass = torch.stack(counts).sum().double() / len(rows) if counts else None
         yield from super().plain_batches(rows, min(batch_size, self._most))
 
     def read(self, targets: Tensor) -> Tensor:
         return self._unpack(targets).long() - 1
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy of logits [B, K, H, W] over the pixels that count, float32.
+    def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+        """Mean cross entropy of logits [B, K, H, W] over the pixels that count, float32; `weights` are of classes.
 
         Raises:
             ValueError: the network's outputs aren't [B, K, H, W].
@@ -136,14 +169,23 @@ class Segmentation(_OtherTask):
         if given[:1] + given[2:] != targets.shape or given[1] < self._classes:
             needed = f"[{count}, {self._classes}, {height}, {width}]"
             raise ValueError(f"the network's outputs are {[*given]}; its task needs {needed}")
-        return self.mean(outputs.float(), targets)
+        return self.mean(outputs.float(), targets, weights, smoothing)
 
-    def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs, targets, ignore_index=-1, reduction="sum") / self.mass(targets)
+    def mean(self, outputs: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
+        settings: dict[str, Any] = {"weight": weights, "label_smoothing": smoothing, "reduction": "sum"}
+        return F.cross_entropy(outputs, targets, ignore_index=-1, **settings) / self.mass(targets, weights)
 
-    def mass(self, targets: Tensor) -> Tensor:
-        """Return the number of pixels that count; not quite 0 if there is none."""
-        return (targets >= 0).sum().clamp(min=torch.finfo(torch.float32).tiny)
+    def mass(self, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the number of pixels that count, or the sum of their classes' weights; never quite 0."""
+        counts = targets >= 0
+        whole = counts.sum() if weights is None else weights[targets[counts]].sum()
+        return whole.clamp(min=torch.finfo(torch.float32).tiny)
+
+    def balanced(self, rows: Tensor, classes: int) -> Tensor:
+        """Return the inverse share of each class among the pixels of `rows` that count, float32 [K]."""
+        parts = [self._unpack(self.images.data.labels[part]).flatten() for part in rows.split(self._most)]
+        counts = torch.stack([part.bincount(minlength=classes + 1) for part in parts]).sum(0)[1:]
+        return counts.sum() / (classes * counts.clamp(min=1))
 
     def sums(self, outputs: Tensor, targets: Tensor, loss: Tensor) -> Tensor:
         """`scores` summed over the batch, float64 [1].

@@ -302,10 +302,10 @@ def _train_epoch(line: ResultLine, data: Path, device: torch.device, state: Trai
     TAKEN.clear()
     try:
         session = open_session(spec := RunSpec.from_dict(dict(line.spec)), data, read_info(data), device)
-        if spec.protocol.recipe is not None:
-            session = with_recipe(session, 1)
         if spec.task is not None:
             session = with_task(session, data, read_info(data), 1)
+        if spec.protocol.recipe is not None:
+            session = with_recipe(session, 1)
         if spec.protocol.has_options:
             session = with_options(session, 1)
         session.train(state=state, save=states.append, progress=progress, should_stop=lambda: passed[-1] >= end)

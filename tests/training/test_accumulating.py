@@ -14,7 +14,7 @@ from stages.run import ModelSpec, Protocol, RecipeSpec, RunSpec
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import Task, _Training, measure
 from stages.training.options import OptionsTraining
-from stages.training.recipe import RecipeTask
+from stages.training.recipe import RecipeTask, learned
 from stages.training.session import Session
 from stages.training.tables import Regression, TableRows
 from stages.training.tasks import Segmentation, task_named
@@ -35,27 +35,35 @@ def images(labels: Tensor, protocol: Protocol) -> ImageClassification:
 def classes(recipe: RecipeSpec | None = None) -> Callable[[Protocol], Task]:
     def make(protocol: Protocol) -> Task:
         plain = images(torch.tensor([0] * 5 + [1, 2, 1, 2, 2, 0, 0]), protocol)
-        return RecipeTask(plain, recipe, CLASSES, torch.arange(ROWS)) if recipe else plain
+        return trained(plain, recipe)
 
     return make
 
 
-def numbers(task: str) -> Callable[[Protocol], Task]:
+def trained(plain: Task, recipe: RecipeSpec | None) -> Task:
+    return RecipeTask(learned(plain), recipe, CLASSES, torch.arange(ROWS)) if recipe else plain
+
+
+def numbers(task: str, recipe: RecipeSpec | None = None) -> Callable[[Protocol], Task]:
     def make(protocol: Protocol) -> Task:
         draw = torch.Generator().manual_seed(1)
         labels = torch.randint(0, 2, (ROWS, CLASSES), generator=draw)
         if task == "regression":
             labels = torch.randn(ROWS, CLASSES, dtype=torch.float64, generator=draw).view(torch.int64)
-        return task_named(task, images(labels, protocol))
+        return trained(task_named(task, images(labels, protocol)), recipe)
 
     return make
 
 
-def masks(protocol: Protocol) -> Task:
+def masks(recipe: RecipeSpec | None = None) -> Callable[[Protocol], Task]:
     """Masks in which one pixel more counts in each row, from none to nearly all."""
-    raised = 1 + torch.arange(ROWS * SIDE**2).view(ROWS, -1) % CLASSES
-    raised *= torch.arange(SIDE**2) < torch.arange(ROWS).unsqueeze(1)
-    return task_named("segmentation", images(raised.byte().view(torch.int64), protocol))
+
+    def make(protocol: Protocol) -> Task:
+        raised = 1 + torch.arange(ROWS * SIDE**2).view(ROWS, -1) % CLASSES
+        raised *= torch.arange(SIDE**2) < torch.arange(ROWS).unsqueeze(1)
+        return trained(task_named("segmentation", images(raised.byte().view(torch.int64), protocol)), recipe)
+
+    return make
 
 
 def table(protocol: Protocol) -> Task:
@@ -90,16 +98,25 @@ def foreign(loss: type[nn.Module], **arguments: Any) -> RecipeSpec:
     return RecipeSpec(loss={"name": f"{__name__}:{loss.__name__}", **arguments})
 
 
+BALANCED = RecipeSpec(class_weights="balanced")
+PIXELS = nn.Conv2d(1, CLASSES, 3, padding=1)
 FLAT = nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 5), nn.Tanh(), nn.Linear(5, CLASSES))
 TASKS: dict[str, tuple[Callable[[Protocol], Task], nn.Module]] = {
     "classes": (classes(), FLAT),
     "weighted classes": (classes(RARE), FLAT),
-    "balanced classes": (classes(RecipeSpec(class_weights="balanced")), FLAT),
+    "balanced classes": (classes(BALANCED), FLAT),
     "mixed classes": (classes(MIXED), FLAT),
     "foreign loss": (classes(foreign(RowsAlike)), FLAT),
     "multi-label": (numbers("multi-label"), FLAT),
+    "weighted labels": (numbers("multi-label", BALANCED), FLAT),
+    "mixed labels": (numbers("multi-label", dataclasses.replace(BALANCED, mix=MIXED.mix)), FLAT),
     "regression": (numbers("regression"), FLAT),
-    "segmentation": (masks, nn.Conv2d(1, CLASSES, 3, padding=1)),
+    "mixed numbers": (numbers("regression", RecipeSpec(mix=MIXED.mix)), FLAT),
+    "foreign loss of numbers": (numbers("regression", RecipeSpec(loss={"name": "torch.nn:HuberLoss"})), FLAT),
+    "segmentation": (masks(), PIXELS),
+    "weighted pixels": (masks(RARE), PIXELS),
+    "balanced pixels": (masks(BALANCED), PIXELS),
+    "moved pixels": (masks(dataclasses.replace(RARE, transforms=({"name": "RandomRotation", "degrees": 90},))), PIXELS),
     "table": (table, nn.Linear(2, 1)),
     "text": (text, nn.Embedding(7, 7)),
 }
@@ -146,20 +163,20 @@ def test_loss_of_a_plugin_that_does_not_add_up_is_refused() -> None:
 def test_constants_of_a_loss_are_on_the_device_of_the_data_and_state_is_refused() -> None:
     data = images(torch.zeros(ROWS, dtype=torch.int64), make_protocol()).data
     plain = ImageClassification(LabelledImages(data.images.to("meta"), data.labels.to("meta")), make_protocol())
-    task = RecipeTask(plain, foreign(RowsWeighted), CLASSES, torch.arange(ROWS))
+    task = RecipeTask(learned(plain), foreign(RowsWeighted), CLASSES, torch.arange(ROWS))
     logits, labels = torch.zeros(4, CLASSES, device="meta"), torch.zeros(4, dtype=torch.int64, device="meta")
     assert task.loss(logits, labels).device.type == "meta"
     with pytest.raises(ValueError, match=r"Counting has parameters or buffers.*persistent=False"):
-        RecipeTask(plain, foreign(Counting, num_features=3), CLASSES, torch.arange(ROWS))
+        RecipeTask(learned(plain), foreign(Counting, num_features=3), CLASSES, torch.arange(ROWS))
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 12])
 def test_measured_loss_of_a_segmentation_is_a_mean_over_all_pixels(batch_size: int) -> None:
     """In batches of any size, as if all rows were one."""
-    task, model = masks(make_protocol(batch_size=batch_size)), nn.Conv2d(1, CLASSES, 1)
+    task, model = masks()(make_protocol(batch_size=batch_size)), nn.Conv2d(1, CLASSES, 1)
     assert isinstance(task, Segmentation)
     for rows in (torch.arange(ROWS), torch.tensor([1, 11, 4, 0])):
-        ((inputs, targets),) = images(task.plain.data.labels, task.plain.protocol).plain_batches(rows, ROWS)
+        ((inputs, targets),) = images(task.images.data.labels, task.images.protocol).plain_batches(rows, ROWS)
         with torch.no_grad():
             expected = nn.functional.cross_entropy(model(inputs), task.read(targets), ignore_index=-1)
         assert measure(model, task, rows)["loss"] == pytest.approx(float(expected), rel=1e-5)

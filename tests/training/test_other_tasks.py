@@ -23,12 +23,22 @@ from stages.datasets.labels import encode_masks
 from stages.datasets.packed import ImageSet, PackedInfo
 from stages.evaluation.scores import _of_labels, score
 from stages.params.experiment import DatasetSource, ParamsError, SourceFile, load_params
-from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
+from stages.run import (
+    AugmentationSpec,
+    ModelSpec,
+    OptimizerSpec,
+    Protocol,
+    RecipeSpec,
+    Replicate,
+    RunSpec,
+    SplitSpec,
+)
 from stages.runs.equivalence import path_of
 from stages.runs.fingerprint import imported_modules_of
 from stages.runs.store import RunStore
 from stages.scheduling.engine.groups import is_worth_stacking
 from stages.training.images import ImageClassification, LabelledImages
+from stages.training.recipe import RecipeTask, learned
 from stages.training.session import Session
 from stages.training.tasks import TASKS, Segmentation, task_named, with_task
 from stages.worker import Job, train_run
@@ -198,9 +208,9 @@ def test_task_is_in_the_run_key_and_in_what_is_proven_equal_and_never_stacked() 
 
 
 @pytest.mark.parametrize("place", ["protocol", "arm", "profile"])
-def test_recipe_is_refused_where_there_are_no_classes(tmp_path: Path, place: str) -> None:
+def test_recipe_that_a_task_has_no_meaning_for_is_refused(tmp_path: Path, place: str) -> None:
     project = make_project(tmp_path)
-    recipe = {"label_smoothing": 0.1}
+    recipe = {"label_smoothing": 0.1, "class_weights": "balanced"}
 
     def declare(index: dict[str, Any]) -> None:
         index["datasets"]["mnist"] |= {"reader": "npz", "task": "multi-label", "classes": 3}
@@ -217,5 +227,103 @@ def test_recipe_is_refused_where_there_are_no_classes(tmp_path: Path, place: str
     if place != "profile":
         load_params(project)
     edit(project / f"params/{EXPERIMENT}.yaml", change)
-    with pytest.raises(ParamsError, match=rf"{EXPERIMENT}\.yaml: protocol\.recipe is set; mnist has a task without"):
+    with pytest.raises(
+        ParamsError, match=rf"{EXPERIMENT}\.yaml: protocol\.recipe\.label_smoothing is set, but .* one class"
+    ):
         load_params(project)
+
+
+@pytest.mark.parametrize(
+    ("task", "recipe", "words"),
+    [
+        ("regression", {"class_weights": "balanced"}, "class_weights is set, but .* numbers have no classes"),
+        ("regression", {"label_smoothing": 0.1}, "label_smoothing is set, but .* one class of several"),
+        ("regression", {"mix": [{"name": "CutMix"}]}, "mix is set, but .* only MixUp"),
+        ("multi-label", {"mix": [{"name": "MixUp"}, {"name": "CutMix"}]}, "mix is set, but .* only MixUp"),
+        ("segmentation", {"mix": [{"name": "MixUp"}]}, "mix is set, but .* mixed pictures have no mask"),
+        ("segmentation", {"loss": {"name": "torch.nn:CrossEntropyLoss"}}, "loss is set, but .* which pixels count"),
+        ("segmentation", {"transforms": [{"name": "torch.nn:Identity"}]}, "transforms is set, but .* move masks"),
+        ("segmentation", {"class_weights": [1, 2]}, "class_weights has 2 values, not 3"),
+        ("segmentation", {"class_weights": [1, 2, 3], "label_smoothing": 0.1}, None),
+        ("segmentation", {"transforms": [{"name": "RandomAffine", "degrees": 9}]}, None),
+        ("multi-label", {"class_weights": "balanced", "mix": [{"name": "MixUp"}]}, None),
+        ("multi-label", {"loss": {"name": "torch.nn:MultiLabelSoftMarginLoss"}}, None),
+        ("regression", {"mix": [{"name": "MixUp"}], "transforms": [{"name": "RandAugment"}]}, None),
+    ],
+)
+def test_recipe_is_read_if_it_is_defined_for_the_task(
+    tmp_path: Path, task: str, recipe: dict[str, Any], words: str | None
+) -> None:
+    project = make_project(tmp_path)
+    fields = {"reader": "npz", "task": task, "classes": 3}
+    edit(project / "params.yaml", lambda index: index["datasets"]["mnist"].update(fields))
+    edit(project / f"params/{EXPERIMENT}.yaml", lambda experiment: experiment["protocol"].update(recipe=recipe))
+    if words is None:
+        load_params(project)
+        return
+    with pytest.raises(ParamsError, match=rf"protocol\.recipe\.{words}"):
+        load_params(project)
+
+
+def segmentation_of_values(transform: str, **arguments: Any) -> RecipeTask:
+    """Masks that say the value of each pixel of their images: 10 where it is of the first class, 20, 30."""
+    draw = torch.Generator().manual_seed(0)
+    raised = torch.randint(1, 4, (6, 8, 8), dtype=torch.uint8, generator=draw)
+    data = LabelledImages(10 * raised.unsqueeze(1), raised.reshape(6, -1).view(torch.int64))
+    augmentation = AugmentationSpec(crop_padding=2, horizontal_flip=True)
+    protocol = dataclasses.replace(PROTOCOL, augmentation=augmentation, mean=(0.0,), std=(1 / 255,))
+    recipe = RecipeSpec(transforms=({"name": transform, **arguments},))
+    return RecipeTask(learned(Segmentation(ImageClassification(data, protocol))), recipe, 3, torch.arange(6))
+
+
+@pytest.mark.parametrize(
+    ("transform", "arguments"),
+    [
+        ("RandomHorizontalFlip", {}),
+        ("RandomRotation", {"degrees": 180}),
+        ("RandomResizedCrop", {"size": 8, "interpolation": 0}),
+        ("RandomAffine", {"degrees": 30, "translate": [0.5, 0.5], "shear": 20}),
+        ("RandomPerspective", {"p": 1.0, "interpolation": 0}),
+        ("ElasticTransform", {"interpolation": 0, "sigma": 1.0}),
+    ],
+)
+def test_transforms_move_masks_with_their_images_and_new_corners_do_not_count(
+    transform: str, arguments: dict[str, Any]
+) -> None:
+    task = segmentation_of_values(transform, **arguments)
+    inputs, targets = task.training_batch(torch.arange(6), torch.Generator().manual_seed(1))
+    assert torch.equal(inputs[:, 0].round().long(), 10 * (targets + 1)) and targets.max() == 2
+    plain = segmentation_of_values("Identity").training_batch(torch.arange(6), torch.Generator().manual_seed(1))
+    assert not torch.equal(targets, plain[1]), "something moved"
+
+
+def test_transform_that_cannot_move_masks_or_changes_sizes_is_named() -> None:
+    with pytest.raises(ValueError, match=r"recipe\.transforms make images \[1, 6, 6\]; expected \[1, 8, 8\]"):
+        segmentation_of_values("Resize", size=6).training_batch(torch.arange(6), torch.Generator())
+    with pytest.raises(ValueError, match=r"recipe\.transforms: RandAugment can't move masks"):
+        segmentation_of_values("RandAugment").training_batch(torch.arange(6), torch.Generator())
+
+
+def test_weights_of_labels_and_pixels_are_those_of_pytorch() -> None:
+    labels = torch.tensor([[1, 0, 1], [0, 0, 1], [1, 1, 1], [0, 0, 1]])
+    data = LabelledImages(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), labels)
+    plain = learned(task_named("multi-label", ImageClassification(data, PROTOCOL)))
+    assert plain.classes == 3 and plain.balanced(torch.arange(4), 3).tolist() == [1, 3, 0]
+    task = RecipeTask(plain, RecipeSpec(class_weights=(1.0, 3.0, 0.5)), 3, torch.arange(4))
+    outputs = torch.randn(4, 3)
+    expected = nn.functional.binary_cross_entropy_with_logits(
+        outputs, labels.float(), pos_weight=torch.tensor([1, 3, 0.5])
+    )
+    assert torch.allclose(task.loss(outputs, labels.float()), expected)
+    pixels = segmentation_of_values("Identity")
+    recipe = RecipeSpec(class_weights="balanced", label_smoothing=0.1)
+    task = RecipeTask(pixels.plain, recipe, 3, torch.arange(6))
+    (_, targets) = next(task.plain_batches(torch.arange(6), 6))
+    targets[0] = -1
+    counts = pixels.plain.images.data.labels.view(torch.uint8).flatten().bincount()[1:]
+    logits, weights = torch.randn(6, 3, 8, 8), 6 * 64 / (3 * counts)
+    expected = nn.functional.cross_entropy(logits, targets, weights, ignore_index=-1, label_smoothing=0.1)
+    assert torch.allclose(task.loss(logits, targets), expected)
+    with torch.no_grad():
+        plainly = nn.functional.cross_entropy(logits, targets, ignore_index=-1)
+        assert torch.allclose(task.loss(logits, targets), plainly), "what is measured has no recipe"
