@@ -118,7 +118,7 @@ def read_columns(path: Path, choose: Callable[[Any, Path], list[str]]) -> Iterat
     from pyarrow import ipc, parquet
 
     try:
-        if path.suffix == ".parquet":
+        if path.suffix != ".arrow":
             file = parquet.ParquetFile(path)
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
             _check_size(path, sum(group.total_byte_size for group in groups))

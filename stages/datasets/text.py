@@ -1,25 +1,33 @@
 """A text as a sequence of tokens, one per byte: Tiny Shakespeare, a sample of OpenWebText, or any file of text.
 
-The last tenth is the test set, as in the examples that made Tiny Shakespeare known (Karpathy 2015).  A row is a window
-of the text, as long as the `shape` of the data set; windows of placeholder data are shorter, so that a step is fast.
+The last tenth is the test set, as in the examples that made Tiny Shakespeare known (Karpathy 2015), unless the names of
+files have train and test.  A row is a window of the text, as long as the `shape` of the data set; windows of
+placeholder data are shorter, so that a step is fast.
+
+A column of a table is a text, too: its rows are documents, joined in their order by an empty line, as is usual for a
+vocabulary without a token between documents.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import lzma
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from stages.datasets.archive import UNREADABLE, Member, walk
 from stages.datasets.manifest import Manifest, all_files, find_reader, judge_provenance
 from stages.datasets.packed import PackedInfo, TokenSet, digest_tokens, write_packed
+from stages.datasets.shards import choose_splits, is_table, read_columns, split_of
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
+from stages.params.schema import nearest
 
 MAX_PAGE_BYTES = 1 << 24
 BETWEEN_PAGES = b"\n\n"
@@ -74,18 +82,12 @@ def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target
     shape = source.shape
     if len(shape) != 1 or shape[0] < 1:
         raise DatasetError(f"{manifest.dataset}: a text's shape is [tokens of a window]; params.yaml: {list(shape)}")
+    note = ""
     if manifest.source == "embedded":
-        text, shape = compose_stand_in(manifest.dataset), (stand_in_window(source),)
+        shape, parts = (stand_in_window(source),), _cut(compose_stand_in(manifest.dataset))
     else:
-        if len(source.files) > 1:
-            found = f"{len(source.files)} files; a text is one, whose last tenth is the test set"
-            raise DatasetError(f"{manifest.dataset}: {found}")
-        text = find_reader(manifest.dataset, source.reader, READERS)(
-            folder / source.files[0].name, source.train + source.test
-        )
-    tokens = np.frombuffer(text, dtype=np.uint8).astype(np.uint16)
-    end, _ = split_lengths(len(tokens))
-    train, test = TokenSet(tokens[:end]), TokenSet(tokens[end:])
+        parts, note = _read_parts(source, manifest.dataset, folder)
+    train, test = (TokenSet(np.frombuffer(part, dtype=np.uint8).astype(np.uint16)) for part in parts)
     if manifest.source != "embedded" and (len(train), len(test)) != (source.train, source.test):
         raise DatasetError(
             f"{manifest.dataset}: {len(train):,} training and {len(test):,} test tokens; "
@@ -106,11 +108,102 @@ def prepare_text(source: DatasetSource, manifest: Manifest, folder: Path, target
         test_rows=None,
         excluded_test_images=0,
         source=manifest.source,
-        split_note="the last tenth of the text is the test set" if manifest.source != "embedded" else None,
+        split_note=note or None,
         vocabulary=VOCABULARY,
     )
     write_packed(target, {"train": train, "test": test}, info)
     return info
+
+
+def _read_parts(source: DatasetSource, dataset: str, folder: Path) -> tuple[tuple[bytes, bytes], str]:
+    """The training and the test text, and a note on how they were divided."""
+    names = [file.name for file in source.files]
+    if source.text is None:
+        read = find_reader(dataset, source.reader, READERS)
+        texts = {name: read(folder / name, source.train + source.test) for name in names}
+    else:
+        names = [name for name in names if source.reader != "huggingface" or is_table(name)]
+        texts = {name: _join(folder / name, source) for name in names}
+    words = {name: split_of(name) for name in names} if len(names) > 1 else {}
+    parts, note = choose_splits(words, "bytes", {name: len(text) for name, text in texts.items()})
+    if parts:
+        train, test = (BETWEEN_PAGES.join(texts[name] for name in part) for part in parts.values())
+        return (train, test), note
+    if not names or len({*words.values()}) > 1 or (len(names) > 1 and source.text is None):
+        named = ", ".join(names[:5])
+        raise DatasetError(
+            f"{dataset}: {len(names)} files ({named}); a text is one, whose last tenth is the test set, or files whose "
+            "names have train and test"
+        )
+    return _cut(BETWEEN_PAGES.join(texts.values())), "the last tenth of the text is the test set"
+
+
+def _cut(text: bytes) -> tuple[bytes, bytes]:
+    end, _ = split_lengths(len(text))
+    return text[:end], text[end:]
+
+
+def _join(path: Path, source: DatasetSource) -> bytes:
+    """Join the documents in the column `source.text` of a table, without those that are missing if it says so.
+
+    Raises:
+        DatasetError: the table can't be read, has no such column, or a row has no text.
+    """
+    documents = []
+    for row, document in enumerate(_COLUMNS[source.reader](path, source)):
+        if isinstance(document, str):
+            documents.append(document)
+        elif document is not None or source.missing != "drop":
+            raise DatasetError(
+                f"{path}: row {row} has {document!r} as {source.text}; expected text; `missing: drop` leaves out null"
+            )
+    try:
+        return BETWEEN_PAGES.decode().join(documents).encode()
+    except UnicodeEncodeError as error:
+        raise DatasetError(f"{path}: column {source.text!r} has no valid Unicode ({error.reason})") from None
+
+
+def _csv_column(path: Path, source: DatasetSource) -> Iterator[Any]:
+    import pandas as pd  # half a second
+
+    try:  # the texts NA and null are texts
+        frame = pd.read_csv(path, sep=source.separator or ",", dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
+        raise DatasetError(f"{path}: {error}") from None
+    yield from frame[_known(source, [*map(str, frame.columns)], path)]
+
+
+def _jsonl_column(path: Path, source: DatasetSource) -> Iterator[Any]:
+    with path.open(encoding="utf-8") as file:
+        try:
+            for number, line in enumerate(file):
+                if line.strip():
+                    fields = dict(json.loads(line).items())
+                    yield fields[_known(source, [*fields], f"{path}, line {number + 1}")]
+        except (UnicodeDecodeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+            raise DatasetError(f"{path}: a line is no JSON object ({error})") from None
+
+
+def _rows_column(path: Path, source: DatasetSource) -> Iterator[Any]:
+    for (cells,) in read_columns(path, lambda schema, where: [_known(source, schema.names, where)]):
+        yield from cells
+
+
+def _known(source: DatasetSource, columns: Sequence[str], where: Path | str) -> str:
+    """The column of the text, which must be one of those that there are."""
+    assert source.text is not None, "checked when the params are read"
+    if source.text not in columns:
+        raise DatasetError(f"{where}: has no column {source.text!r}{nearest(source.text, columns)}")
+    return source.text
+
+
+# Path of the table -> the cells of the column `text`.
+_COLUMNS: dict[str, Callable[[Path, DatasetSource], Iterator[Any]]] = {
+    "csv": _csv_column,
+    "jsonl": _jsonl_column,
+    "parquet": _rows_column,
+    "huggingface": _rows_column,
+}
 
 
 def split_lengths(tokens: int) -> tuple[int, int]:

@@ -140,6 +140,7 @@ class DatasetSource:
     `separator` and `ignore` are a table's columns and the character between them; `missing`: what becomes of rows with
     missing values, `mean` of the training rows in their place or not.  `task`: what is learned, with `classes` labels,
     unless it is a picture's class or a row's number.  `labels`: the table that has the labels of a folder's pictures.
+    `text`: the column of a table that is the text.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -169,6 +170,7 @@ class DatasetSource:
     missing: Literal["refuse", "drop", "mean"] = "refuse"
     task: TaskName | None = None
     labels: str | None = None
+    text: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,6 +79,7 @@ def check_task(source: Any, path: Path, key_path: str) -> None:
     has_labels = source.reader == "folder" and task is not None and not is_segmentation
     is_table = source.kind == "table" and source.reader != "sgemm"
     is_own = is_table or source.reader in ("folder", "npz", "huggingface", "webdataset")
+    has_column = source.kind == "text" and source.reader in ("csv", "jsonl", "parquet", "huggingface")
     columns = source.target if isinstance(source.target, tuple) else ()
     wrong = [
         (task and (source.kind == "text" or not is_own), "task", "expected of own tables, or own images"),
@@ -89,6 +90,8 @@ def check_task(source: Any, path: Path, key_path: str) -> None:
         (task and (source.train_per_class or source.test_per_class), "task", "it has no numbers per class"),
         (has_labels and not source.labels, "labels", "expected the table with the labels of the pictures"),
         (source.labels and not has_labels, "labels", "expected none but of a folder with labels or numbers"),
+        (has_column and not source.text, "text", "expected the column that has the text"),
+        (source.text and not has_column, "text", "expected none but of a text in csv, jsonl, parquet or huggingface"),
         (columns and (not task or is_segmentation), "target", "expected one column, or a task that has several"),
         (columns and len({*columns}) != source.classes, "target", f"expected {source.classes} columns, as `classes`"),
     ]

@@ -3,16 +3,20 @@
 import dataclasses
 import hashlib
 import io
+import json
 import math
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from stages.datasets import prepare_table
 from stages.datasets.manifest import Manifest
 from stages.datasets.packed import (
+    PackedInfo,
     Split,
     TableSet,
     TokenSet,
@@ -27,10 +31,11 @@ from stages.datasets.prepare_table import split_rows, standardise
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.text import compose_stand_in, read_sample
 from stages.datasets.verified import ChecksumMismatch, DatasetError
-from stages.params.experiment import DatasetSource, SourceFile, load_params
+from stages.params.experiment import DatasetSource, ParamsError, SourceFile, load_params
 from tests.datasets.archives import write_zip
 from tests.datasets.official_host import Answer, OfficialHost
 from tests.datasets.tiny import declare
+from tests.datasets.workplace import write_params
 
 
 def declare_text(train: int, test: int) -> DatasetSource:
@@ -71,7 +76,7 @@ def test_second_file_of_a_text_is_refused_not_left_out(tmp_path: Path) -> None:
     for name in ("mine.txt", "test.txt"):
         (tmp_path / "downloads/mine" / name).write_text("Grüße, 21 characters", encoding="utf-8")
     source = dataclasses.replace(source, files=(*source.files, SourceFile(name="test.txt")))
-    with pytest.raises(DatasetError, match="2 files; a text is one"):
+    with pytest.raises(DatasetError, match=r"2 files \(mine\.txt, test\.txt\); a text is one"):
         prepare(source, fetch_dataset("mine", source, tmp_path, None, str), tmp_path, tmp_path / "packed")
 
 
@@ -345,3 +350,123 @@ def test_real_table_is_complete_and_matches_its_digest(tmp_path: Path, sample_mi
     np.testing.assert_allclose(tables[0].features.mean(0, dtype=np.float64), 0, atol=1e-6)
     np.testing.assert_allclose(tables[0].features.std(0, dtype=np.float64), 1, atol=1e-6)
     assert abs(tables[1].features.mean(0)).max() > 1e-4, "no test row was used"
+
+
+DOCUMENTS = ["Grüße, NA", "", 'a "quoted" line\nand another', "null", "the end, with enough letters for a test"]
+JOINED = "\n\n".join(DOCUMENTS).encode()
+
+
+def write_table(path: Path, kind: str, documents: list[Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = {"id": [*range(len(documents))], "body": documents}
+    if kind == "csv":
+        pd.DataFrame(rows).to_csv(path, index=False, sep=";")
+    elif kind == "jsonl":
+        lines = [json.dumps({"id": number, "body": text}) for number, text in enumerate(documents)]
+        path.write_text("\n".join(lines) + "\n\n", encoding="utf-8")
+    elif kind == "parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    else:
+        import datasets  # two seconds
+
+        datasets.disable_progress_bars()
+        datasets.Dataset.from_dict(rows).save_to_disk(path.with_suffix(""))
+
+
+def in_table(kind: str, *names: str, **fields: Any) -> DatasetSource:
+    files = (SourceFile(name=name) for name in names)
+    plain: dict[str, Any] = {"kind": "text", "classes": 256, "text": "body", "separator": ";", "train": 1, "test": 1}
+    return declare("huggingface" if kind == "saved" else kind, (8,), *files, **plain | fields)
+
+
+def pack_table(home: Path, source: DatasetSource) -> tuple[list[bytes], PackedInfo]:
+    manifest = fetch_dataset("mine", source, home, None, lambda line: None)
+    info = prepare(source, manifest, home, home / "packed")
+    parts = [read_tokens(home / "packed", split) for split in ("train", "test")]  # type: ignore[arg-type]
+    return [bytes(part.tokens.astype(np.uint8)) for part in parts], info
+
+
+KINDS = ("csv", "jsonl", "parquet", "saved")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_a_column_are_documents_of_a_text(tmp_path: Path, kind: str) -> None:
+    write_table(tmp_path / f"downloads/mine/mine.{kind}", kind, DOCUMENTS)
+    end = len(JOINED) * 9 // 10
+    name = "mine/" if kind == "saved" else f"mine.{kind}"
+    source = in_table(kind, name, train=end, test=len(JOINED) - end)
+    parts, info = pack_table(tmp_path, source)
+    assert parts == [JOINED[:end], JOINED[end:]] and info.split_note == "the last tenth of the text is the test set"
+    with pytest.raises(DatasetError, match=rf"{end:,} training and {len(JOINED) - end:,} test tokens; params"):
+        pack_table(tmp_path, dataclasses.replace(source, train=1))
+    with pytest.raises(DatasetError, match="has no column 'bodi'; did you mean body"):
+        pack_table(tmp_path, dataclasses.replace(source, text="bodi"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_of_documents_are_divided_by_their_names(tmp_path: Path, kind: str) -> None:
+    parts = {"test": DOCUMENTS[:1], "train-0": DOCUMENTS[1:3], "train-1": DOCUMENTS[3:], "validation": ["left out"]}
+    for name, documents in parts.items():
+        write_table(tmp_path / f"downloads/mine/mine/{name}.{kind}", kind, documents)
+    train, test = "\n\n".join(DOCUMENTS[1:]).encode(), DOCUMENTS[0].encode()
+    found, info = pack_table(tmp_path, in_table(kind, "mine/", train=len(train), test=len(test)))
+    assert found == [train, test] and info.split_note == "8 bytes of validation left out, because test is the test set"
+
+
+def test_files_of_plain_text_are_divided_by_their_names(tmp_path: Path) -> None:
+    folder = tmp_path / "downloads/mine"
+    folder.mkdir(parents=True)
+    for name in ("test", "train"):
+        (folder / f"{name}.txt").write_text(f"{name} is a text of some letters")
+    files = (SourceFile(name="test.txt"), SourceFile(name="train.txt"))
+    source = dataclasses.replace(declare_text(31, 30), files=files)
+    (train, test), _ = pack_table(tmp_path, source)
+    assert (train[:5], test[:5]) == (b"train", b"test ")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_missing_documents_are_refused_or_dropped(tmp_path: Path, kind: str) -> None:
+    write_table(tmp_path / f"downloads/mine/mine.{kind}", kind, ["a" * 9, None, "b" * 9])
+    source = in_table(kind, f"mine.{kind}", train=18, test=2)
+    with pytest.raises(DatasetError, match="row 1 has None as body; expected text; `missing: drop` leaves out null"):
+        pack_table(tmp_path, source)
+    parts, _ = pack_table(tmp_path, dataclasses.replace(source, missing="drop"))
+    assert b"".join(parts) == b"aaaaaaaaa\n\nbbbbbbbbb"
+    with pytest.raises(DatasetError, match="row 0 has 0 as id; expected text"):
+        pack_table(tmp_path, dataclasses.replace(source, text="id"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "words"),
+    [
+        ("csv", b'body;id\n"a', "mine.csv: Error tokenizing"),
+        ("csv", b"body;id\n\xff;1", "mine.csv: .*utf-8"),
+        ("jsonl", b'{"body": "a"}\n[1]', "mine.jsonl: a line is no JSON object"),
+        ("jsonl", b'{"body": "a"', "mine.jsonl: a line is no JSON object"),
+        ("jsonl", b'{"body": "a"}\n{"bodi": "a"}', r"mine.jsonl, line 2: has no column 'body'; did you mean bodi"),
+        ("jsonl", b'{"body": "\\ud800"}', "mine.jsonl: column 'body' has no valid Unicode"),
+        ("parquet", b"PAR1", "mine.parquet: not a readable parquet file"),
+    ],
+)
+def test_unsuitable_table_of_texts_is_named(tmp_path: Path, kind: str, content: bytes, words: str) -> None:
+    path = tmp_path / f"downloads/mine/mine.{kind}"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    with pytest.raises(DatasetError, match=words):
+        pack_table(tmp_path, in_table(kind, path.name))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"text": None}, "text is None; expected the column that has the text"),
+        ({"reader": "text"}, "text is 'body'; expected none but of a text in csv, jsonl, parquet or huggingface"),
+        ({"kind": "table", "target": "a"}, "text is 'body'; expected none but"),
+    ],
+)
+def test_column_is_declared_for_texts_in_tables_alone(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    write_params(tmp_path, "smoke", mine=in_table("csv", "mine.csv"))
+    assert load_params(tmp_path).datasets["mine"].text == "body"
+    write_params(tmp_path, "smoke", mine=dataclasses.replace(in_table("csv", "mine.csv"), **fields))
+    with pytest.raises(ParamsError, match=rf"datasets\.mine\.{words}"):
+        load_params(tmp_path)
