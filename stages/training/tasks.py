@@ -178,7 +178,7 @@ class Segmentation(_OtherTask):
     def mass(self, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the number of pixels that count, or the sum of their classes' weights; never quite 0."""
         counts = targets >= 0
-        whole = counts.sum() if weights is None else weights[targets[counts]].sum()
+        whole = counts.sum() if weights is None else (weights[targets.clamp(min=0)] * counts).sum()
         return whole.clamp(min=torch.finfo(torch.float32).tiny)
 
     def balanced(self, rows: Tensor, classes: int) -> Tensor:

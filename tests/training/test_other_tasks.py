@@ -82,12 +82,8 @@ def images(count: int, seed: int) -> np.ndarray:
     return np.ascontiguousarray(np.broadcast_to(np.repeat(stripes, 2, axis=-1), (count, 1, 8, 8)))
 
 
-@pytest.fixture(params=list(TASKS))
-def trained(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> tuple[str, Predictor, ImageSet, PackedInfo, list[dict[str, float]]]:
-    """Task, predictor, test set, its description and the epochs."""
-    task = request.param
+def pack_task(folder: Path, task: str) -> tuple[RunSpec, ImageSet, PackedInfo]:
+    """Training of a task, its test set, and the description of the packed set in `folder`."""
     sets = []
     for count, seed in ((100, 0), (30, 1)):
         x = images(count, seed)
@@ -96,17 +92,51 @@ def trained(
             labels[:, 0] = 255
             labels = encode_masks(labels, DatasetSource(classes=3, shape=(1, 8, 8), **NAMED), "here")
         sets.append(ImageSet(x, labels if labels.dtype == np.int64 else labels.view(np.int64)))
-    info = pack_images(tmp_path / "parts", "parts", *sets, ["left", "middle", "right"])
+    info = pack_images(folder, folder.name, *sets, ["left", "middle", "right"])
     spec = dataclasses.replace(SPEC, task=task, data_digest=info.digest)
     if task == "segmentation":
         model = ModelSpec(path="stages.papers.imported.model:ImportedModel", arguments=CONVOLUTION)
         augmentation = AugmentationSpec(crop_padding=1, horizontal_flip=True)
         spec = dataclasses.replace(spec, model=model, protocol=dataclasses.replace(PROTOCOL, augmentation=augmentation))
-    store = RunStore(tmp_path / "store")
-    outcome = train_run(Job(spec=spec, data=tmp_path / "parts", device="cpu"), store.scratch)
+    return spec, sets[1], info
+
+
+def train_task(spec: RunSpec, root: Path) -> tuple[Path, list[dict[str, float]]]:
+    """Folder of the outcome on the packed set in `root`, and the epochs."""
+    store = RunStore(root / "store")
+    outcome = train_run(Job(spec=spec, data=root / "parts", device="cpu"), store.scratch)
     folder = store.publish(spec.run_key, outcome.outcomes[spec.run_key])
-    rows = [json.loads(row) for row in (folder / "history.jsonl").read_text().splitlines()]
-    return task, load_predictor(folder / "weights.safetensors"), sets[1], info, rows
+    return folder, [json.loads(row) for row in (folder / "history.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(params=list(TASKS))
+def trained(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> tuple[str, Predictor, ImageSet, PackedInfo, list[dict[str, float]]]:
+    """Task, predictor, test set, its description and the epochs."""
+    spec, test, info = pack_task(tmp_path / "parts", request.param)
+    folder, rows = train_task(spec, tmp_path)
+    return request.param, load_predictor(folder / "weights.safetensors"), test, info, rows
+
+
+RECIPES = {
+    "multi-label": RecipeSpec(class_weights="balanced", mix=({"name": "MixUp", "alpha": 0.2},)),
+    "regression": RecipeSpec(loss={"name": "torch.nn:HuberLoss"}, transforms=({"name": "RandomErasing"},)),
+    "segmentation": RecipeSpec(
+        class_weights="balanced", label_smoothing=0.01, transforms=({"name": "RandomRotation", "degrees": 10},)
+    ),
+}
+
+
+@pytest.mark.parametrize("task", RECIPES)
+def test_task_trains_by_a_recipe_and_in_parts(tmp_path: Path, task: str) -> None:
+    spec, _, _ = pack_task(tmp_path / "parts", task)
+    protocol = dataclasses.replace(spec.protocol, recipe=RECIPES[task], accumulate=3, epochs=3)
+    other = dataclasses.replace(spec, protocol=protocol)
+    modules = {"stages.training.recipe", "stages.training.options", "stages.training.tasks"}
+    assert modules <= {*imported_modules_of(other.to_dict())} and RunSpec.from_dict(other.to_dict()) == other
+    _, rows = train_task(other, tmp_path)
+    assert rows[-1]["test_loss"] < rows[0]["test_loss"]
 
 
 def test_checkpoint_is_scored_as_scikit_learn_does(trained: Any) -> None:
