@@ -125,7 +125,7 @@ class RecipeSpec:
     `class_weights` are given per class, or `balanced`: the inverse of each class's share, or for labels of which a row
     has several, how many rows lack one for each that has it.  `transforms` of single images and `mix` of whole batches
     are those of `torchvision.transforms.v2`, or `package.module:name`, with keywords; so is `loss`, a module of outputs
-    and targets in place of the task's.
+    and targets in place of the task's; with `accumulate` it must be a mean over rows, which each step checks.
     """
 
     __pydantic_config__: ClassVar = STRICT

@@ -169,21 +169,26 @@ def _columns(schema: Any, source: DatasetSource, path: Path) -> tuple[list[str],
     what, targets = _TARGETS[source.task], [source.target] if isinstance(source.target, str) else source.target
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+        # a list of one feature is the former form of a feature of lists
+        features = {name: {"feature": one[0]} if isinstance(one, list) else one for name, one in features.items()}
         kinds = {name: features[name].get("_type") if name in features else None for name in schema.names}
         pictures = [name for name in schema.names if kinds[name] in ("Image", None) and _has_bytes(schema.field(name))]
         types = {name: str(schema.field(name).type) for name in schema.names}
+        floats = [name for name in schema.names if re.search("float|double", types[name])]
+        lists = [name for name in schema.names if "list<" in types[name] and name not in floats]
+        described = [name for name in lists if "names" in features.get(name, {}).get("feature", ())]
         suitable = {
             None: [name for name in schema.names if kinds[name] == "ClassLabel"],
-            "multi-label": [name for name in schema.names if "list<" in types[name]],
-            "regression": [name for name in schema.names if re.search("float|double", types[name])],
+            "multi-label": described or lists,
+            "regression": [name for name in floats if "list<" not in types[name]] or floats,
             "segmentation": [name for name in pictures if name != "image"],
         }[source.task]
         known = suitable if source.task == "segmentation" else schema.names
         usual = _NAMED_MASKS if source.task == "segmentation" else _NAMED
         named = [name for name in usual if name in known] or suitable
         targets = targets or named or usual[:1]
-        described = features.get(targets[0], {}) if len(targets) == 1 else {}
-        names = [str(name) for name in described.get("feature", described).get("names") or ()]
+        one = features.get(targets[0], {}) if len(targets) == 1 else {}
+        names = [str(name) for name in one.get("feature", one).get("names") or ()]
     except (ValueError, AttributeError, TypeError) as error:
         raise DatasetError(f"{path}: the features in its schema can't be read ({error})") from None
     if source.target is None and len(targets) > 1:

@@ -166,7 +166,7 @@ def _join(path: Path, source: DatasetSource) -> bytes:
 def _csv_column(path: Path, source: DatasetSource) -> Iterator[Any]:
     import pandas as pd  # half a second
 
-    try:  # the texts NA and null are texts
+    try:  # texts such as NA and null are no missing ones, and an empty one is a document
         frame = pd.read_csv(path, sep=source.separator or ",", dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
         raise DatasetError(f"{path}: {error}") from None

@@ -211,6 +211,18 @@ def test_mask_is_named_by_any_column_next_to_an_image(tmp_path: Path) -> None:
     pack_parquet(tmp_path / "declared", columns, task="segmentation", target="back")
 
 
+@pytest.mark.parametrize("form", ["List", "former list"])
+def test_lists_that_the_features_describe_are_the_labels(tmp_path: Path, form: str) -> None:
+    """Not the lists of other things, such as embeddings and tokens."""
+    kind = {"_type": "ClassLabel", "names": list(NAMES)}
+    feature = [kind] if form == "former list" else {"feature": kind, "_type": "List"}
+    columns = {"image": [png(image) for image in IMAGES], "vector": [[0.5]] * 30, "tokens": [[1]] * 30, "found": SETS}
+    info = pack_parquet(
+        tmp_path, columns, json.dumps({"info": {"features": {"found": feature}}}).encode(), task="multi-label"
+    )
+    assert info.classes == NAMES and labels_of(tmp_path, "multi-label").sum() == LABELS.sum()
+
+
 @pytest.mark.parametrize("reader", ["huggingface", "webdataset"])
 def test_tasks_of_shards_can_be_declared(tmp_path: Path, reader: str) -> None:
     for task in EXPECTED:
