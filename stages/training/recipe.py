@@ -103,7 +103,7 @@ class RecipeTask:
         if recipe.class_weights == "balanced":
             self.weights = plain.balanced(rows.to(self.device), classes)
         elif recipe.class_weights is not None:
-            self.weights = torch.tensor(recipe.class_weights, device=self.device)
+            self.weights = torch.tensor(recipe.class_weights, dtype=torch.float32, device=self.device)
         self.losses = _build([recipe.loss] if recipe.loss else (), self.device)
         self.transforms = _build(recipe.transforms or (), self.device)
         self.mix = _build(recipe.mix or (), self.device, num_classes=classes)

@@ -339,10 +339,10 @@ def test_weights_of_labels_and_pixels_are_those_of_pytorch() -> None:
     data = LabelledImages(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), labels)
     plain = learned(task_named("multi-label", ImageClassification(data, PROTOCOL)))
     assert plain.classes == 3 and plain.balanced(torch.arange(4), 3).tolist() == [1, 3, 0]
-    task = RecipeTask(plain, RecipeSpec(class_weights=(1.0, 3.0, 0.5)), 3, torch.arange(4))
+    task = RecipeTask(plain, RecipeSpec(class_weights=(1, 3, 2)), 3, torch.arange(4))
     outputs = torch.randn(4, 3)
     expected = nn.functional.binary_cross_entropy_with_logits(
-        outputs, labels.float(), pos_weight=torch.tensor([1, 3, 0.5])
+        outputs, labels.float(), pos_weight=torch.tensor([1.0, 3.0, 2.0])
     )
     assert torch.allclose(task.loss(outputs, labels.float()), expected)
     pixels = segmentation_of_values("Identity")
