@@ -57,12 +57,12 @@ def first_screen(page: Page, _: Path) -> bytes:
 
 
 def judged_table(page: Page, folder: Path) -> bytes:
-    """Take the report on the page's two claims, with the results of the tests."""
+    """Take the report on the page's claims, with the results of the tests."""
     (claims,) = (block.text for block in read_examples(ROOT / "docs" / "judge.md") if block.language == "text")
     (folder / "claims.csv").write_text(claims, encoding="utf-8")
     results(vit=BASE).to_csv(folder / "results.csv", index=False)
     run(folder, "claimcheck", "judge", "claims.csv", "results.csv", "--html", "report.html")
-    page.set_viewport_size({"width": 1000, "height": 400})
+    page.set_viewport_size({"width": 1100, "height": 400})
     page.goto((folder / "report.html").as_uri())
     return page.screenshot(full_page=True)
 
