@@ -218,7 +218,7 @@ def release(options: argparse.Namespace) -> Answer:
 
 def equivalent(options: argparse.Namespace) -> Answer:
     """Compare HEAD's code with an older revision's on all paths that evidence depends on; `--again` writes nothing."""
-    told = sys.stderr if options.json else sys.stdout
+    stream = sys.stderr if options.json else sys.stdout
     shown = show_equivalent(
         Path(),
         load_params(),
@@ -226,7 +226,7 @@ def equivalent(options: argparse.Namespace) -> Answer:
         steps=options.steps,
         again=options.again,
         plain=options.plain,
-        say=lambda text: print(text, file=told, flush=True),
+        say=lambda text: print(text, file=stream, flush=True),
     )
     if shown.line is None:
         last = (

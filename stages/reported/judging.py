@@ -307,7 +307,7 @@ def wins(
     """
     claimed, total = parse_count(printed)
     if rules.is_anytime:
-        raise ValueError("a count of wins is taken once, at a planned number of replicates; use rules with such looks")
+        raise ValueError("with `looks: anytime` wins can't be counted; use rules that plan the numbers of replicates")
     gains = [order(a, b, better=better, rules=rules).verdict for a, b in pairs]
     if len(gains) != total:
         why = f"{len(gains)} of {total} comparisons have results; the count is taken of them all."
