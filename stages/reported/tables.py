@@ -299,9 +299,7 @@ def _judge_row(row: ClaimRow, frame: pd.DataFrame, rules: Rules) -> ReportedVerd
         seeds = [set(of_row.loc[of_row["arm"] == arm, "seed"]) for arm in (row.arm, row.baseline)]
         of_row = of_row[of_row["seed"].isin(seeds[0] & seeds[1])]
         if of_row.empty:
-            raise ValueError(
-                "the models have no seed in common; `looks: anytime` compares them seed by seed"
-            )
+            raise ValueError("the models have no seed in common; `looks: anytime` compares them seed by seed")
     compare: Callable[..., ReportedVerdict] = getattr(judging, row.kind)
     a, b = _values(of_row, row.arm), _values(of_row, row.baseline)
     return compare(a, b, printed=row.printed, folds=folds, **options)
