@@ -12,7 +12,7 @@ import json
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -78,7 +78,10 @@ def _record(
 ) -> dict[str, Any]:
     comparison, arm = scores[0]
     dataset, paper = session.get_one(Dataset, comparison.dataset), session.get_one(Paper, comparison.paper)
-    published = _published(session, (key for _, arm in scores for key in arm.run_keys))
+    run_keys = [key for _, arm in scores for key in arm.run_keys]
+    origins = session.scalars(select(Result.origin).where(Result.run_key.in_(run_keys)))
+    times = [datetime.fromisoformat(origin["published"]).timestamp() for origin in origins if origin]
+    published = f"{max(times, default=time.time()):.0f}"  # seconds since 1970
     released = select(Checkpoint.id).where(Checkpoint.id.in_(arm.checkpoints), Checkpoint.dtype.is_not(None))
     authors = ", ".join(map(name_author, about["authors"]))
     source = {"dataset_name": dataset.title, "source_type": "url", "url": [dataset.homepage]}
@@ -116,13 +119,6 @@ def _record(
             for comparison, arm in scores
         ],
     }
-
-
-def _published(session: Session, run_keys: Iterable[str]) -> str:
-    """Return when the newest of these runs was published, in seconds since 1970; now, if none is."""
-    origins = session.scalars(select(Result.origin).where(Result.run_key.in_([*run_keys])))
-    times = [datetime.fromisoformat(origin["published"]).timestamp() for origin in origins if origin]
-    return f"{max(times, default=time.time()):.0f}"
 
 
 _UNITS = {"rmse": "target", "mae": "target", "perplexity": "perplexity"}
