@@ -19,7 +19,7 @@ _OF_TORCH = {"adam": ("Adam", "betas"), "adamw": ("AdamW", "betas"), "sgd": ("SG
 
 
 def imported_optimizer(fields: Mapping[str, Any], path: Path, key_path: str) -> Mapping[str, Any]:
-    """The fields of an optimiser of another package, or of one of ours with clipped gradients.
+    """Return the fields of an optimiser from another package, or of one of ours with clipped gradients.
 
     Others stay as they are.
     """
