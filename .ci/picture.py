@@ -85,6 +85,7 @@ def train_as_printed(folder: Path) -> None:
 
 def added_paper(page: Page, root: Path) -> bytes:
     """Take the comparison of the toy paper's numbers with ours."""
+    page.set_viewport_size({"width": 1440, "height": 620})
     with serving(trained_project(root)) as address:
         page.goto(f"{address}/compare?paper=toy", wait_until="networkidle")
         return page.screenshot()
