@@ -92,7 +92,7 @@ def added_paper(page: Page, root: Path) -> bytes:
 
 
 def contributed_claim(page: Page, root: Path) -> bytes:
-    """Take a claim's lines by lab, after a second clone trained with its lab's seeds and the first accepted that."""
+    """Take a claim's page down to its lines by lab; a second clone trained with its lab's seeds and contributed."""
     ours, theirs = trained_project(root), root / "theirs"
     run(root, "git", "clone", "-q", str(ours), str(theirs))
     contribute = ("claimcheck", "contribute", EXPERIMENT, "--lab", LAB)
@@ -109,7 +109,7 @@ def contributed_claim(page: Page, root: Path) -> bytes:
         page.goto(f"{address}/claims/{CLAIM}", wait_until="networkidle")
         box = page.locator("section:has(> #labs-title)").bounding_box()
         assert box is not None, "the claim has results of a lab"
-        clip: FloatRect = {"x": 0, "y": box["y"], "width": 1200, "height": box["height"]}
+        clip: FloatRect = {"x": 0, "y": 0, "width": 1200, "height": box["y"] + box["height"]}
         return page.screenshot(full_page=True, clip=clip)
 
 

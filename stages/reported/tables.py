@@ -20,7 +20,7 @@ from stages.reported import TableError as TableError
 from stages.reported import judging
 from stages.reported.judging import PERCENT, RULES, Better, PrintedNumber, ReportedVerdict, parse_count, unjudged
 from stages.rules import Rules
-from stages.verdicts.verdict import Status
+from stages.verdicts import Status
 
 Table: TypeAlias = pd.DataFrame | str | Path
 HIGHER = ("accuracy", "acc", "f1", "auc", "auroc", "map", "bleu", "precision", "recall", "iou", "psnr")
