@@ -168,7 +168,7 @@ def test_own_file_is_keyed_by_its_source(own_file: Path, tmp_path: Path) -> None
         (SMALL_VIT | {"pretrained": True}, {}, "model.pretrained loads weights, which no run key covers"),
         ({"name": "my_net:Net"}, {"name": "torch.optim:RMSProp"}, "torch.optim has no 'RMSProp'; did you mean RMSprop"),
         ({"name": "my_net:Net"}, {"name": "torch.optim:SGD", "momentun": 1}, "momentun .did you mean momentum"),
-        ({"name": "my_net:Net"}, {"name": "torch.optim:LBFGS"}, "needs several passes a step"),
+        ({"name": "my_net:Net"}, {"name": "torch.optim:LBFGS"}, "needs several passes per step"),
         ({"name": "my_net:Net"}, {"name": "kfac", "clip_norm": 1}, "clip_norm is set, but kfac doesn't use it"),
         ({"name": "my_net:Net"}, {"name": "imported"}, "write its package.module:name"),
     ],
