@@ -175,6 +175,9 @@ class Protocol:
         used = "accumulate" if self.accumulate else "float16" if self.precision == "float16" else None
         if used and self.optimizer.name in ("cg_fac", "kfac"):
             return f"{used} is used with {self.optimizer.name}, which takes the curvature of one pass of the plain loss"
+        recipe = self.recipe
+        if recipe is not None and recipe.label_smoothing and 0 in (*(recipe.class_weights or ()),):
+            return "recipe.label_smoothing teaches every class, but one has a class weight of 0; leave out one of them"
         return None
 
 

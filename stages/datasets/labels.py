@@ -34,7 +34,7 @@ def pair_masks(names: Iterable[str], folder: Path) -> dict[str, str]:
         for kind in {*path.parent.parts} & pairs.keys():
             key = "/".join(part for part in path.with_suffix("").parts if part != kind)
             if (other := pairs[kind].setdefault(key, name)) != name:
-                raise DatasetError(f"{folder}: {other} and {name} would be one picture's; rename one of them")
+                raise DatasetError(f"{folder}: {other} and {name} name the same picture; rename one of them")
     images, masks = pairs["images"], pairs["masks"]
     if not images:
         raise DatasetError(f"{folder}: no picture is in a folder called images; its mask is in one called masks")
@@ -71,7 +71,7 @@ def encode_masks(masks: np.ndarray, source: DatasetSource, where: str) -> np.nda
     for row, top, left in np.argwhere(((masks < 0) | (masks >= source.classes)) & (masks != 255))[:1]:
         most = source.classes - 1
         raise DatasetError(
-            f"{where}: mask {row} has {masks[row, top, left]}; expected 0 to {most}, or 255 to leave out"
+            f"{where}: mask {row} has {masks[row, top, left]}; expected 0 to {most}, or 255 for pixels to ignore"
         )
     raised = (masks.astype(np.uint8) + np.uint8(1)).reshape(len(masks), -1)  # 255 becomes 0
     return np.pad(raised, ((0, 0), (0, -raised.shape[1] % 8))).view("<i8")
@@ -82,7 +82,7 @@ def check_masks(labels: np.ndarray, source: DatasetSource, where: str) -> None:
     counts = np.bincount(labels.view(np.uint8).reshape(-1), minlength=source.classes + 1)[1:]
     if (counts == 0).any():
         empty = ", ".join(map(str, np.flatnonzero(counts == 0)[:5]))
-        raise DatasetError(f"{where}: no pixel of class {empty}; pixels that are 255 don't count")
+        raise DatasetError(f"{where}: no pixel of class {empty}; pixels of 255 are ignored")
 
 
 def match_labels(

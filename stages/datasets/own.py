@@ -66,9 +66,9 @@ def image_reader(source: DatasetSource, manifest: Manifest, folder: Path) -> Ima
         except DatasetError as error:
             broken.append(str(error))
     if not seen:
-        raise DatasetError(f"{folder}: {len(names)} files have no picture that the reader {source.reader} knows")
+        raise DatasetError(f"{folder}: {len(names)} files have no picture that the reader {source.reader} can read")
     if not pixels or (broken and source.broken == "refuse"):
-        raise DatasetError(f"{'; '.join(broken[:5])}; repair or remove it, or declare `broken: skip` in params.yaml")
+        raise DatasetError(f"{'; '.join(broken[:5])}; repair or remove them, or declare `broken: skip` in params.yaml")
     labels: dict[str, Any]
     if source.task is None:
         known = sorted({seen[name].label for name in pixels})
@@ -123,7 +123,7 @@ def _read_labels(
     else:
         path = folder / (source.labels or "")
         if source.labels not in files:
-            raise DatasetError(f"{path}: is not one of the files that params.yaml declares; `labels` names one")
+            raise DatasetError(f"{path}: isn't one of the declared `files`; `labels` must name one of them")
         frame = _read_frame(path, source, "parquet" if path.suffix == ".parquet" else "csv")
         columns = _targets_of(source) or tuple(map(str, frame.columns[1:]))
         labels = match_labels(frame, columns, source, path, seen, pixels.keys())

@@ -83,15 +83,15 @@ def check_task(source: Any, path: Path, key_path: str) -> None:
     columns = source.target if isinstance(source.target, tuple) else ()
     wrong = [
         (task and (source.kind == "text" or not is_own), "task", "expected of own tables, or own images"),
-        (task == "regression" and source.kind == "table", "task", "a table's rows have it without declaring it"),
-        (is_segmentation and source.kind == "table", "task", "it is for images"),
+        (task == "regression" and source.kind == "table", "task", "tables are regression without it; leave it out"),
+        (is_segmentation and source.kind == "table", "task", "segmentation needs images"),
         (is_segmentation and not 2 <= source.classes <= 254, "classes", "expected 2 to 254"),
         (task and source.classes < 1, "classes", "expected the number of labels"),
-        (task and (source.train_per_class or source.test_per_class), "task", "it has no numbers per class"),
+        (task and (source.train_per_class or source.test_per_class), "task", "leave out the numbers per class"),
         (has_labels and not source.labels, "labels", "expected the table with the labels of the pictures"),
-        (source.labels and not has_labels, "labels", "expected none but of a folder with labels or numbers"),
+        (source.labels and not has_labels, "labels", "only a folder of images with labels or numbers has one"),
         (has_column and not source.text, "text", "expected the column that has the text"),
-        (source.text and not has_column, "text", "expected none but of a text in csv, jsonl, parquet or huggingface"),
+        (source.text and not has_column, "text", "only a text in csv, jsonl, parquet or huggingface has one"),
         (columns and (not task or is_segmentation), "target", "expected one column, or a task that has several"),
         (columns and len({*columns}) != source.classes, "target", f"expected {source.classes} columns, as `classes`"),
     ]

@@ -69,7 +69,7 @@ class _OtherTask:
             ValueError: the network's outputs aren't [B, K].
         """
         if outputs.shape != targets.shape:
-            raise ValueError(f"the network's outputs are {[*outputs.shape]}; its task needs {[*targets.shape]}")
+            raise ValueError(f"the network returns {[*outputs.shape]}; its task needs {[*targets.shape]}")
         return self.mean(outputs.float(), targets, weights, smoothing)
 
     @abstractmethod
@@ -168,7 +168,7 @@ class Segmentation(_OtherTask):
         given = outputs.shape
         if given[:1] + given[2:] != targets.shape or given[1] < self._classes:
             needed = f"[{count}, {self._classes}, {height}, {width}]"
-            raise ValueError(f"the network's outputs are {[*given]}; its task needs {needed}")
+            raise ValueError(f"the network returns {[*given]}; its task needs {needed}")
         return self.mean(outputs.float(), targets, weights, smoothing)
 
     def mean(self, outputs: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:

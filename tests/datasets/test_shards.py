@@ -340,8 +340,8 @@ def write_tar(path: Path, *members: tuple[str, bytes]) -> Path:
         ([("../a.png", PICTURE), ("../a.cls", b"0")], "the name leads out of the archive"),
         ([("/a.png", PICTURE)], "the name leads out of the archive"),
         ([("a.png", PICTURE), ("a.png", PICTURE)], "comes twice"),
-        ([("readme", b"")], "1 files have no picture that the reader webdataset knows"),
-        ([("a/.b.png", PICTURE), ("c.txt", b"")], "1 files have no picture that the reader webdataset knows"),
+        ([("readme", b"")], "1 files have no picture that the reader webdataset can read"),
+        ([("a/.b.png", PICTURE), ("c.txt", b"")], "1 files have no picture that the reader webdataset can read"),
     ],
 )
 def test_unsuitable_sample_is_named(tmp_path: Path, members: list[tuple[str, bytes]], words: str) -> None:

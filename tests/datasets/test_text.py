@@ -460,8 +460,8 @@ def test_unsuitable_table_of_texts_is_named(tmp_path: Path, kind: str, content: 
     ("fields", "words"),
     [
         ({"text": None}, "text is None; expected the column that has the text"),
-        ({"reader": "text"}, "text is 'body'; expected none but of a text in csv, jsonl, parquet or huggingface"),
-        ({"kind": "table", "target": "a"}, "text is 'body'; expected none but"),
+        ({"reader": "text"}, "text is 'body'; only a text in csv, jsonl, parquet or huggingface has one"),
+        ({"kind": "table", "target": "a"}, "text is 'body'; only a text"),
     ],
 )
 def test_column_is_declared_for_texts_in_tables_alone(tmp_path: Path, fields: dict[str, Any], words: str) -> None:

@@ -22,8 +22,9 @@ from stages.training.tokens import NextToken, TokenWindows
 from tests.training.test_loop import REPLICATE, make_protocol
 
 ROWS, SIDE, CLASSES = 12, 4, 3
-RARE = RecipeSpec(class_weights=(0.0, 1.0, 5.0), label_smoothing=0.1)
-MIXED = dataclasses.replace(RARE, mix=({"name": "MixUp", "alpha": 0.5},))
+RARE = RecipeSpec(class_weights=(0.0, 1.0, 5.0))
+SMOOTH = RecipeSpec(class_weights=(0.5, 1.0, 5.0), label_smoothing=0.1)
+MIXED = dataclasses.replace(SMOOTH, mix=({"name": "MixUp", "alpha": 0.5},))
 
 
 def images(labels: Tensor, protocol: Protocol) -> ImageClassification:
@@ -104,6 +105,7 @@ FLAT = nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 5), nn.Tanh(), nn.Linear(5
 TASKS: dict[str, tuple[Callable[[Protocol], Task], nn.Module]] = {
     "classes": (classes(), FLAT),
     "weighted classes": (classes(RARE), FLAT),
+    "smooth classes": (classes(SMOOTH), FLAT),
     "balanced classes": (classes(BALANCED), FLAT),
     "mixed classes": (classes(MIXED), FLAT),
     "foreign loss": (classes(foreign(RowsAlike)), FLAT),
@@ -115,8 +117,12 @@ TASKS: dict[str, tuple[Callable[[Protocol], Task], nn.Module]] = {
     "foreign loss of numbers": (numbers("regression", RecipeSpec(loss={"name": "torch.nn:HuberLoss"})), FLAT),
     "segmentation": (masks(), PIXELS),
     "weighted pixels": (masks(RARE), PIXELS),
+    "smooth pixels": (masks(SMOOTH), PIXELS),
     "balanced pixels": (masks(BALANCED), PIXELS),
-    "moved pixels": (masks(dataclasses.replace(RARE, transforms=({"name": "RandomRotation", "degrees": 90},))), PIXELS),
+    "moved pixels": (
+        masks(dataclasses.replace(SMOOTH, transforms=({"name": "RandomRotation", "degrees": 90},))),
+        PIXELS,
+    ),
     "table": (table, nn.Linear(2, 1)),
     "text": (text, nn.Embedding(7, 7)),
 }

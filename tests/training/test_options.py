@@ -190,6 +190,7 @@ def test_training_with_options_is_published_and_keyed(tmp_path: Path) -> None:
             "accumulate is used with kfac, which takes the curvature",
         ),
         ({"precision": "float16", "optimizer": {"name": "cg_fac", "lr": 0.1}}, "float16 is used with cg_fac"),
+        ({"recipe": {"label_smoothing": 0.1, "class_weights": [0, *[1] * 9]}}, "one has a class weight of 0"),
     ],
 )
 def test_options_that_cannot_hold_are_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ def test_logits_of_another_shape_than_masks_are_refused(shape: tuple[int, ...]) 
     )
     task = Segmentation(ImageClassification(data, PROTOCOL))
     _, targets = next(task.plain_batches(torch.arange(4), 4))
-    with pytest.raises(ValueError, match=r"the network's outputs are .*; its task needs \[4, 3, 8, 8\]"):
+    with pytest.raises(ValueError, match=r"the network returns .*; its task needs \[4, 3, 8, 8\]"):
         task.loss(torch.zeros(shape), targets)
 
 
@@ -220,7 +220,7 @@ def test_outputs_of_another_shape_are_refused_not_broadcast(task: str, shape: tu
     data = LabelledImages(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.zeros(4, 2, dtype=torch.int64))
     found = task_named(task, ImageClassification(data, PROTOCOL))
     _, targets = next(found.plain_batches(torch.arange(4), 4))
-    with pytest.raises(ValueError, match=r"the network's outputs are .*; its task needs \[4, 2\]"):
+    with pytest.raises(ValueError, match=r"the network returns .*; its task needs \[4, 2\]"):
         found.loss(torch.zeros(shape), targets)
 
 
