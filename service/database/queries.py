@@ -282,14 +282,14 @@ def list_checkpoints(
     limit: int | None = None,
     offset: int = 0,
 ) -> list[ServedCheckpoint]:
-    """Return checkpoints of image classifiers, the only ones served, in the order of the params files."""
+    """Return checkpoints of models of images, the only ones served, in the order of the params files."""
     query = (
         select(Checkpoint, ArmRow, ExperimentRow.dataset, Metric.value.label("flops"))
         .join(Checkpoint.result)
         .outerjoin(Metric, (Metric.result_id == Result.id) & (Metric.metric == "flops_per_image"))
         .join(ArmRow, (ArmRow.experiment == Result.experiment) & (ArmRow.name == Result.arm))
         .join(ExperimentRow, ExperimentRow.name == Result.experiment)
-        .join(Dataset, (Dataset.name == ExperimentRow.dataset) & (Dataset.kind == "images"))
+        .join(Dataset, (Dataset.name == ExperimentRow.dataset) & Dataset.has_images)
         .options(contains_eager(Checkpoint.result).options(defer(Result.spec), defer(Result.environment)))
         .order_by(Checkpoint.position)
         .limit(limit)
@@ -340,18 +340,22 @@ def find_checkpoints(session: Session, ids: Sequence[str]) -> list[ServedCheckpo
 
     Raises:
         UnknownCheckpoint: one of them doesn't exist.
-        NoRealCheckpoint: one of them doesn't classify images.
+        NoRealCheckpoint: one of them doesn't take images.
     """
     by_id = {row.id: row for row in list_checkpoints(session, ids=ids)}
     for name in ids:
         if name not in by_id:
-            query = select(Dataset.kind).join(ExperimentRow).join(Checkpoint).where(Checkpoint.id == name)
-            if (kind := session.scalar(query)) is not None:
-                raise NoRealCheckpoint(f"{name[:120]} is of kind {kind}, and models here name the class of an image")
+            of_dataset = select(Dataset).join(ExperimentRow).join(Checkpoint).where(Checkpoint.id == name)
+            if (found := session.scalar(of_dataset)) is not None:
+                raise NoRealCheckpoint(f"{name[:120]} takes {_input_of(found)}; models here take images")
             of_model = select(Checkpoint.id).where(Checkpoint.id.startswith(f"{name[:120]}.", autoescape=True))
             query = of_model.order_by(Checkpoint.position).limit(MAX_NAMES)
             raise UnknownCheckpoint(name[:120], session.scalars(query))
     return [by_id[name] for name in dict.fromkeys(ids)]
+
+
+def _input_of(dataset: Dataset) -> str:
+    return "the tokens of a text" if dataset.kind == "text" else "rows of a table"
 
 
 class AmbiguousCheckpoint(LookupError):
@@ -377,9 +381,8 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
         AmbiguousCheckpoint: models of several experiments match.
         NoRealCheckpoint: the data set or a named arm has none.
     """
-    kind = find_dataset(session, dataset).kind
-    if kind != "images":
-        raise NoRealCheckpoint(f"{dataset} is of kind {kind}, and models here name the class of an image")
+    if not (found := find_dataset(session, dataset)).has_images:
+        raise NoRealCheckpoint(f"models of {dataset} take {_input_of(found)}; models here take images")
     experiments = list_experiments(session, paper=None, dataset=dataset)
     known = list(dict.fromkeys(arm.name for experiment in experiments for arm in experiment.arms))
     for name in arms:

@@ -201,9 +201,57 @@ class AnswerOut(Out):
     top: list[ClassOut]
 
 
+class LabelOut(Out):
+    index: int
+    name: str = Field(examples=["cloudy"])
+    probability: float = Field(description="independent of the other labels")
+    is_predicted: bool = Field(description="true if the probability is at least 0.5")
+
+
+class LabelsAnswerOut(Out):
+    """Answer of a model that learned several labels of an image: each of them, in the order of the data set."""
+
+    checkpoint: str
+    labels: list[LabelOut]
+
+
+class NumberOut(Out):
+    index: int
+    name: str = Field(examples=["age"])
+    value: float = Field(description="in the unit of the data set")
+
+
+class NumbersAnswerOut(Out):
+    """Answer of a model that learned numbers of an image (regression)."""
+
+    checkpoint: str
+    numbers: list[NumberOut]
+
+
+class ShareOut(Out):
+    index: int = Field(description="value of its pixels in the mask")
+    name: str = Field(examples=["road"])
+    share: float = Field(description="fraction of the pixels")
+    colour: str = Field(examples=["#800000"], description="colour of its pixels in the mask's palette")
+
+
+class MaskAnswerOut(Out):
+    """Answer of a model that learned the class of each pixel (segmentation)."""
+
+    checkpoint: str
+    shares: list[ShareOut] = Field(description="classes that occur, largest first")
+    mask: str = Field(
+        description="PNG with a palette, whose pixel values are classes, in the size of the model's input: it shows "
+        "the centre of the image, as the model saw it",
+        json_schema_extra={"contentMediaType": "image/png", "contentEncoding": "base64"},
+    )
+
+
 class ImageAnswersOut(Out):
     file: str
-    answers: list[AnswerOut]
+    answers: list[AnswerOut | LabelsAnswerOut | NumbersAnswerOut | MaskAnswerOut] = Field(
+        description="by what each model learned: classes (`top`), `labels`, `numbers` or a `mask`"
+    )
     problem: str | None = Field(default=None, description="why this file has no answer")
     sample: SampleOut | None = Field(default=None, description="class of a test image; null for an upload")
 
@@ -277,7 +325,9 @@ class TensorOut(Out):
     name: str = Field(examples=["classes"])
     datatype: str = Field(examples=["INT64"])
     shape: list[int] = Field(examples=[[1]])
-    data: list[float] | None = Field(default=None, description="row-major values; absent if bytes follow the JSON")
+    data: list[float | bool] | None = Field(
+        default=None, description="row-major values; absent if bytes follow the JSON"
+    )
     parameters: dict[str, int] | None = None
 
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from sqlalchemy import (
     JSON,
     BigInteger,
+    ColumnElement,
     Dialect,
     Double,
     ForeignKey,
@@ -23,7 +24,9 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    func,
 )
+from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from stages.faults import Mistake
@@ -119,6 +122,16 @@ class Dataset(Base):
     test_images: Mapped[int]
     licence: Mapped[str]
     homepage: Mapped[str]
+
+    @hybrid_property
+    def has_images(self) -> bool:
+        """True if a sample is an image [C, H, W], whatever is learned of it."""
+        return len(self.shape) == 3
+
+    @has_images.inplace.expression
+    @classmethod
+    def _has_images(cls) -> ColumnElement[bool]:
+        return func.json_array_length(cls.shape) == 3
 
 
 class ExperimentRow(Base):
