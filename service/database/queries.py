@@ -347,15 +347,16 @@ def find_checkpoints(session: Session, ids: Sequence[str]) -> list[ServedCheckpo
         if name not in by_id:
             of_dataset = select(Dataset).join(ExperimentRow).join(Checkpoint).where(Checkpoint.id == name)
             if (found := session.scalar(of_dataset)) is not None:
-                raise NoRealCheckpoint(f"{name[:120]} takes {_input_of(found)}; models here take images")
+                raise NoRealCheckpoint(f"{name[:120]} {_takes_no_image(found)}")
             of_model = select(Checkpoint.id).where(Checkpoint.id.startswith(f"{name[:120]}.", autoescape=True))
             query = of_model.order_by(Checkpoint.position).limit(MAX_NAMES)
             raise UnknownCheckpoint(name[:120], session.scalars(query))
     return [by_id[name] for name in dict.fromkeys(ids)]
 
 
-def _input_of(dataset: Dataset) -> str:
-    return "the tokens of a text" if dataset.kind == "text" else "rows of a table"
+def _takes_no_image(dataset: Dataset) -> str:
+    row = "the tokens of a text" if dataset.kind == "text" else "rows of a table, whose scaling no checkpoint has"
+    return f"takes {row}; models that answer here take images, and /api/v1/checkpoints lists them"
 
 
 class AmbiguousCheckpoint(LookupError):
@@ -382,7 +383,7 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
         NoRealCheckpoint: the data set or a named arm has none.
     """
     if not (found := find_dataset(session, dataset)).has_images:
-        raise NoRealCheckpoint(f"models of {dataset} take {_input_of(found)}; models here take images")
+        raise NoRealCheckpoint(f"a model of {dataset} {_takes_no_image(found)}")
     experiments = list_experiments(session, paper=None, dataset=dataset)
     known = list(dict.fromkeys(arm.name for experiment in experiments for arm in experiment.arms))
     for name in arms:

@@ -41,12 +41,13 @@ def require_size(contracts: Sequence[InputContract], images: int, top_k: int) ->
     Raises:
         TooManyAnswers: they would have more than `MOST_CLASSES` or `MOST_MASK_PIXELS`.
     """
-    sizes = [min(top_k if one.kind == "images" else len(one.classes), len(one.classes)) for one in contracts]
+    sizes = [min(top_k, len(one.classes)) if one.kind == "images" else len(one.classes) for one in contracts]
+    advice = "send fewer images or name fewer models"
     if (classes := images * sum(sizes)) > MOST_CLASSES:
-        raise TooManyAnswers(f"the answer would have {classes:,} classes; at most {MOST_CLASSES:,}: lower top_k")
+        advice = "lower top_k" if all(one.kind == "images" for one in contracts) else advice
+        raise TooManyAnswers(f"the answer would have {classes:,} classes; at most {MOST_CLASSES:,}: {advice}")
     pixels = images * sum(one.shape[1] * one.shape[2] for one in contracts if one.kind == "segmentation")
     if pixels > MOST_MASK_PIXELS:
-        advice = "send fewer images or name fewer models"
         raise TooManyAnswers(f"the masks would have {pixels:,} pixels; at most {MOST_MASK_PIXELS:,}: {advice}")
 
 
