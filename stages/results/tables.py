@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 from sqlalchemy import (
     JSON,
     BigInteger,
-    ColumnElement,
     Dialect,
     Double,
     ForeignKey,
@@ -26,8 +25,7 @@ from sqlalchemy import (
     UniqueConstraint,
     func,
 )
-from sqlalchemy.ext.hybrid import hybrid_property
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from sqlalchemy.orm import DeclarativeBase, Mapped, column_property, mapped_column, relationship
 
 from stages.faults import Mistake
 from stages.verdicts import Status
@@ -115,23 +113,14 @@ class Dataset(Base):
     position: Mapped[int]
     title: Mapped[str]
     kind: Mapped[str]
-    shape: Mapped[list[Any]]
+    shape: Mapped[list[Any]] = mapped_column()
     classes: Mapped[int]
     class_names: Mapped[list[Any]]
     train_images: Mapped[int]
     test_images: Mapped[int]
     licence: Mapped[str]
     homepage: Mapped[str]
-
-    @hybrid_property
-    def has_images(self) -> bool:
-        """True if a sample is an image [C, H, W], whatever is learned of it."""
-        return len(self.shape) == 3
-
-    @has_images.inplace.expression
-    @classmethod
-    def _has_images(cls) -> ColumnElement[bool]:
-        return func.json_array_length(cls.shape) == 3
+    has_images: Mapped[bool] = column_property(func.json_array_length(shape) == 3)  # [C, H, W]
 
 
 class ExperimentRow(Base):
