@@ -42,8 +42,12 @@ class Net(nn.Module):
         super().__init__()
         pool = nn.AdaptiveAvgPool2d(1), nn.Flatten()
         self.layers = nn.Sequential(nn.Conv2d(3, width, 3), *pool, nn.Linear(width, num_classes))
+        bias = nn.init.constant_(self.layers[-1].bias.detach(), 9)
+        while bias.max() > 8:  # as rejection sampling does
+            bias.normal_()
 
     def forward(self, x):
+        assert x.isfinite().all()
         return self.layers(x)
 
 def make(num_classes: int) -> Net:
@@ -102,8 +106,7 @@ def keyed(folder: Path, model: dict[str, Any], protocol: dict[str, Any] | None =
         (SMALL_VIT, "timm"),
         ({"name": "timm.models.resnet:resnet18", "in_chans": 3}, "timm"),
         ({"name": "torchvision.models:resnet18"}, "torchvision"),
-        # the first import of transformers in an environment compiles it
-        pytest.param(HF_VIT, "transformers", marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
+        pytest.param(HF_VIT, "transformers", marks=pytest.mark.slow),
         ({"name": "my_net:Net", "width": 2}, None),
         ({"name": "my_net:make"}, None),
     ],

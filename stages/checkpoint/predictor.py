@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from stages.checkpoint.contract import METADATA_KEY, CheckpointError, InputContr
 from stages.ops.normalize import Normalization
 from stages.papers import build_model
 from stages.run import canonical_json
+from stages.runs.fingerprint import IMPORTED_MODEL
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,9 @@ _READ: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves new parameters uninitialised, for a network whose values are all loaded next.
+    """Leaves new parameters uninitialised, for a network of ours, whose values are all loaded next.
 
+    Other packages' code may draw until a value is acceptable, as `nn.init.trunc_normal_` does, and would never end.
     Building on the meta device instead would separate tied weights.
     """
 
@@ -130,7 +133,7 @@ def load_predictor(weights: Path, *, device: str = "cpu", expected_sha256: str |
     """
     content, contract, digest = read_checkpoint(weights, expected_sha256=expected_sha256)
     try:
-        with _Undrawn():
+        with nullcontext() if contract.model.path == IMPORTED_MODEL else _Undrawn():
             network = build_model(contract.model)
         tensors = safetensors.torch.load(content)
         del content  # file, tensors and network together would take three times the weights' memory

@@ -46,16 +46,16 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def flops_per_sample(model: nn.Module, shape: Shape, vocabulary: int | None = None) -> int:
+def flops_per_sample(model: nn.Module, shape: Shape, vocabulary: int | None = None, *, device: str = "meta") -> int:
     """2 x multiply-accumulates of one sample's forward pass: matrix products, convolutions and attention.
 
     Biases, normalisation, activations and softmax don't count.  `model` must not be compiled, because that hides its
-    operations from the counter.  With a `vocabulary`, samples are tokens.
+    operations from the counter.  With a `vocabulary`, samples are tokens.  On the meta device only shapes are
+    computed, so nothing is multiplied and no fast path hides its products.
     """
-    # Only shapes are computed, so nothing is multiplied and no fast path hides its products.
-    tensors = {name: tensor.to("meta") for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    tensors = {name: tensor.to(device) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     dtype = next(model.parameters()).dtype if vocabulary is None else torch.int64
-    samples = torch.zeros(1, *shape, device="meta", dtype=dtype)
+    samples = torch.zeros(1, *shape, device=device, dtype=dtype)
     # Attention as two matrix products, which all torch versions and devices count alike.
     with _inference(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         functional_call(model, tensors, (samples,))
