@@ -55,7 +55,10 @@ class Predictor:
             ValueError: a segmentation isn't finite.
         """
         if self.contract.kind not in _READ or len(self.contract.shape) != 3:
-            raise CheckpointError(f"this checkpoint is for {self.contract.kind} data of shape {self.contract.shape}")
+            shape = list(self.contract.shape)
+            raise CheckpointError(
+                f"this checkpoint is for {self.contract.kind} data {shape}; expected images [C, H, W]"
+            )
         tensor = torch.as_tensor(images)
         if tensor.dtype != torch.uint8 or tensor.ndim != 4 or tuple(tensor.shape[1:]) != self.contract.shape:
             expected = ", ".join(str(size) for size in self.contract.shape)
