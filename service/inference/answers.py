@@ -26,9 +26,9 @@ MOST_CLASSES = 20_480
 MOST_MASK_PIXELS = 8_000_000
 """Pixels of all masks in one answer: at worst as many bytes before base64."""
 COLOURS = np.stack(
-    [sum((np.arange(256) >> 3 * bit + channel & 1) << 7 - bit for bit in range(3)) for channel in range(3)]
-)
-"""Red, green and blue of each class in a mask, uint8 [3, 256], as in PASCAL VOC."""
+    [sum((np.arange(256) >> 3 * bit + channel & 1) << 7 - bit for bit in range(3)) for channel in range(3)], axis=1
+).astype(np.uint8)
+"""Red, green and blue of each class in a mask, [256, 3], as in PASCAL VOC."""
 
 
 class TooManyAnswers(ValueError):
@@ -58,38 +58,34 @@ def describe_answer(
 
     A classifier's `top_k` likeliest classes come first, ties in class order; a mask's classes by their shares.
     """
-    names = contract.classes
+
+    def name(index: int) -> str:  # a network may have more outputs than its data have classes
+        return contract.classes[index] if index < len(contract.classes) else f"output {index}"
+
     if contract.kind == "multi-label":
         labels = [
-            LabelOut(index=k, name=names[k], probability=p, is_predicted=p >= 0.5)
-            for k, p in enumerate(output.tolist())
+            LabelOut(index=k, name=name(k), probability=p, is_predicted=p >= 0.5) for k, p in enumerate(output.tolist())
         ]
         return LabelsAnswerOut(checkpoint=checkpoint, labels=labels)
     if contract.kind == "regression":
-        numbers = [NumberOut(index=k, name=names[k], value=value) for k, value in enumerate(output.tolist())]
+        numbers = [NumberOut(index=k, name=name(k), value=value) for k, value in enumerate(output.tolist())]
         return NumbersAnswerOut(checkpoint=checkpoint, numbers=numbers)
     if contract.kind == "segmentation":
         shares = np.bincount(output.reshape(-1)) / output.size
-        found = [int(k) for k in np.argsort(-shares, kind="stable") if shares[k]]
-        return MaskAnswerOut(
-            checkpoint=checkpoint,
-            shares=[ShareOut(index=k, name=names[k], share=shares[k], colour=_colour_of(k)) for k in found],
-            mask=_png_of(output),
-        )
+        found = [
+            ShareOut(index=k, name=name(k), share=shares[k], colour=f"#{COLOURS[k].tobytes().hex()}")
+            for k in np.argsort(-shares, kind="stable").tolist()
+            if shares[k]
+        ]
+        return MaskAnswerOut(checkpoint=checkpoint, shares=found, mask=_png_of(output))
     order = np.argsort(-output, kind="stable")[:top_k]
-    return AnswerOut(
-        checkpoint=checkpoint,
-        top=[ClassOut(index=int(k), name=names[k], probability=float(output[k])) for k in order],
-    )
-
-
-def _colour_of(index: int) -> str:
-    return "#" + bytes(COLOURS[:, index].tolist()).hex()
+    top = [ClassOut(index=k, name=name(k), probability=float(output[k])) for k in order.tolist()]
+    return AnswerOut(checkpoint=checkpoint, top=top)
 
 
 def _png_of(mask: np.ndarray) -> str:
     image = Image.fromarray(mask)
-    image.putpalette(COLOURS.T.astype(np.uint8).tobytes())
+    image.putpalette(COLOURS.tobytes())
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return base64.b64encode(buffer.getvalue()).decode("ascii")
