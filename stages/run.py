@@ -23,12 +23,20 @@ Precision = Literal["float32", "tf32", "bfloat16", "float16"]
 TaskName = Literal["multi-label", "regression", "segmentation"]
 
 
+IMPORTED_MODEL = "stages.papers.imported.model:ImportedModel"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """`path` is `module:Class`; `arguments` are the constructor's keywords, including input shape and classes."""
 
     path: str
     arguments: Mapping[str, Any]
+
+    @property
+    def is_imported(self) -> bool:
+        """True for another package's network, or a user's own."""
+        return self.path == IMPORTED_MODEL
 
 
 @dataclass(frozen=True, kw_only=True)

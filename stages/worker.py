@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from stages.checkpoint.contract import InputContract
-from stages.checkpoint.predictor import dump_checkpoint
+from stages.checkpoint.predictor import dump_checkpoint, refuse_unfit
 from stages.datasets.packed import PackedInfo, read_info
 from stages.device import devices_of, keep_freed_memory, pick_device
 from stages.evaluation.flops import FlopCounts
@@ -124,6 +124,9 @@ class _PreparedTraining:
         self.job = job
         self.info, self.device, self.environment = _prepare(job)
         self._stamp = stamp_of(job.data)
+        if (model := job.spec.model).is_imported:
+            classes = len(self.info.classes) if self.info.kind == "images" and job.spec.task is None else None
+            refuse_unfit(model, self.info.shape, self.info.vocabulary, classes)
         self.session = open_session(job.spec, job.data, self.info, self.device)
         if job.spec.protocol.recipe is not None:
             self.session = with_recipe(self.session, len(devices))

@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,15 @@ import torch
 import yaml
 
 from stages.checkpoint.contract import InputContract
-from stages.checkpoint.predictor import dump_checkpoint, load_predictor
+from stages.checkpoint.predictor import dump_checkpoint, load_predictor, refuse_unfit
 from stages.datasets.packed import ImageSet
 from stages.evaluation.flops import FlopCounts
 from stages.papers import build_model
 from stages.papers.imported import ImportedModel
 from stages.params.experiment import Params, ParamsError, load_params
-from stages.run import ModelSpec, OptimizerSpec, Protocol, RecipeSpec, RunSpec
+from stages.run import IMPORTED_MODEL, ModelSpec, OptimizerSpec, Protocol, RecipeSpec, RunSpec
 from stages.runs import fingerprint
-from stages.runs.fingerprint import IMPORTED_MODEL, changed_modules, code_today, unlike_loaded
+from stages.runs.fingerprint import changed_modules, code_today, unlike_loaded
 from stages.runs.store import FolderScratch, RunStore
 from stages.scheduling.runner import keyed_runs
 from stages.training.images import ImageClassification, LabelledImages
@@ -177,6 +178,69 @@ def test_wrong_names_are_refused_with_what_would_do(
 ) -> None:
     with pytest.raises(ParamsError, match=words):
         params_with(tmp_path, model, {"optimizer": {"lr": 0.1, **protocol}} if protocol else None)
+
+
+UNFIT = """
+import torch
+from torch import nn
+
+class Whole(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.flat, self.linear, self.mix = nn.Flatten(), nn.LazyLinear(num_classes), torch.eye(num_classes)
+        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 3)]
+
+    def forward(self, x):
+        return {"logits": self.linear(self.flat(x)) @ self.mix}
+
+class Drawn(Whole):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.mix = torch.rand(num_classes, num_classes)
+
+class Drawing(Whole):
+    def forward(self, x):
+        return nn.functional.dropout(super().forward(x)["logits"])
+
+class Counting(Drawn):
+    def forward(self, x):
+        self.mix = self.mix + 1
+        return super().forward(x)
+
+class Empty(Whole):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.linear = nn.AvgPool1d(3 * 32 * 32 // num_classes)
+
+class Wide(Whole):
+    def __init__(self, num_classes):
+        super().__init__(num_classes + 1)
+
+class Several(Whole):
+    def forward(self, x):
+        return super().forward(x)["logits"], x
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Whole", None),
+        ("Drawn", "other outputs for the same weights"),
+        ("Drawing", "other outputs for the same weights"),
+        ("Counting", "other outputs for the same weights"),
+        ("Empty", "no parameters to train"),
+        ("Wide", r"outputs are \[2, 11\] for 2 images; expected \[2, 10\]"),
+        ("Several", "returns a tuple; expected a Tensor of logits"),
+    ],
+)
+def test_network_that_no_checkpoint_holds_is_refused(own_file: Path, name: str, words: str | None) -> None:
+    own_file.write_text(UNFIT, encoding="utf-8")
+    spec = ModelSpec(path=IMPORTED_MODEL, arguments={"address": f"my_net:{name}", "arguments": {}, "num_classes": 10})
+    before = torch.get_rng_state()
+    with nullcontext() if words is None else pytest.raises((TypeError, ValueError), match=words):
+        refuse_unfit(spec, (3, 32, 32), None, 10)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.slow

@@ -19,8 +19,7 @@ from torch.overrides import TorchFunctionMode
 from stages.checkpoint.contract import METADATA_KEY, CheckpointError, InputContract, read_checkpoint
 from stages.ops.normalize import Normalization
 from stages.papers import build_model
-from stages.run import canonical_json
-from stages.runs.fingerprint import IMPORTED_MODEL
+from stages.run import ModelSpec, canonical_json
 
 
 @dataclass(frozen=True)
@@ -128,6 +127,34 @@ def dump_checkpoint(network: nn.Module, contract: InputContract, *, dtype: torch
     return safetensors.torch.save(tensors, metadata={METADATA_KEY: canonical_json(dataclasses.asdict(contract))})
 
 
+def refuse_unfit(model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None, classes: int | None) -> None:
+    """Try another package's network on two rows before it trains; `classes` is None if a task checks its outputs.
+
+    Raises:
+        ValueError: it has nothing to train, its outputs aren't [N, classes], or a checkpoint couldn't hold it.
+        TypeError: it returns something else than logits.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        inputs = torch.rand(2, *shape) if vocabulary is None else torch.randint(vocabulary, (2, *shape))
+        one, other = build_model(model).eval(), build_model(model).eval()
+        outputs, _ = one(inputs), other(inputs)  # lazy layers get their shapes
+        other.load_state_dict(one.state_dict())
+        if not any(parameter.requires_grad for parameter in one.parameters()):
+            raise ValueError("the network has no parameters to train")
+        if classes is not None and outputs.shape != (2, classes):
+            raise ValueError(
+                f"the network's outputs are {[*outputs.shape]} for 2 images; expected {[2, classes]}, a logit for "
+                "each class: take `num_classes` as an argument"
+            )
+        for again in (one(inputs), other(inputs)):
+            if not torch.allclose(outputs, again, rtol=1e-4, atol=1e-5, equal_nan=True):
+                raise ValueError(
+                    "the network gives other outputs for the same weights and inputs in evaluation mode, so no "
+                    "checkpoint holds it: register tensors that its constructor draws as buffers or parameters "
+                    "(not persistent=False), and draw nothing in its forward pass"
+                )
+
+
 def load_predictor(weights: Path, *, device: str = "cpu", expected_sha256: str | None = None) -> Predictor:
     """Read a checkpoint file and build its network.
 
@@ -136,7 +163,7 @@ def load_predictor(weights: Path, *, device: str = "cpu", expected_sha256: str |
     """
     content, contract, digest = read_checkpoint(weights, expected_sha256=expected_sha256)
     try:
-        with nullcontext() if contract.model.path == IMPORTED_MODEL else _Undrawn():
+        with nullcontext() if contract.model.is_imported else _Undrawn():
             network = build_model(contract.model)
         tensors = safetensors.torch.load(content)
         del content  # file, tensors and network together would take three times the weights' memory

@@ -54,7 +54,8 @@ def flops_per_sample(model: nn.Module, shape: Shape, vocabulary: int | None = No
     computed, so nothing is multiplied and no fast path hides its products.
     """
     tensors = {name: tensor.to(device) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
-    dtype = next(model.parameters()).dtype if vocabulary is None else torch.int64
+    first = next(model.parameters(), torch.zeros(()))
+    dtype = first.dtype if vocabulary is None else torch.int64
     samples = torch.zeros(1, *shape, device=device, dtype=dtype)
     # Attention as two matrix products, which all torch versions and devices count alike.
     with _inference(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.run import ModelSpec, canonical_json
-from stages.runs.fingerprint import IMPORTED_MODEL, code_fingerprint, model_addresses
+from stages.runs.fingerprint import code_fingerprint, model_addresses
 from stages.runs.store import home, locked, write_atomically
 
 # Forward FLOPs of one row of a shape; the last argument is the vocabulary of tokens, None if rows are numbers.
@@ -57,7 +57,7 @@ class FlopCounts:
             try:
                 self.known[key] = count("meta")  # shapes without numbers, so a model of any size is counted at once
             except (RuntimeError, ValueError):
-                if model.path != IMPORTED_MODEL:
+                if not model.is_imported:
                     raise
                 self.known[key] = count("cpu")  # another package's code may read its values
             self.added += 1

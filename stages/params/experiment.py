@@ -33,6 +33,7 @@ from stages.params.schema import (
 )
 from stages.rules import Rules
 from stages.run import (
+    IMPORTED_MODEL,
     STRICT,
     AugmentationSpec,
     ModelSpec,
@@ -42,7 +43,6 @@ from stages.run import (
     RunSpec,
     TaskName,
 )
-from stages.runs.fingerprint import IMPORTED_MODEL
 
 Role = Literal["baseline", "proposed", "ablation", "sensitivity"]
 

@@ -16,7 +16,7 @@ from stages import papers_folder
 from stages.faults import Mistake
 from stages.papers import model_paths
 from stages.params.callables import UnknownCallable, signature_of
-from stages.runs.fingerprint import IMPORTED_MODEL
+from stages.run import IMPORTED_MODEL
 
 # (bound, whether it is itself allowed, what the number stays below)
 Bounds = tuple[float, str, float]

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from stages import LOADED, is_installed, papers_folder
+from stages.run import IMPORTED_MODEL
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -304,7 +305,6 @@ def _version(package: str) -> str | None:
     return f"{names[0]}=={metadata.version(names[0])}" if names else None
 
 
-IMPORTED_MODEL = "stages.papers.imported.model:ImportedModel"
 RECIPE, OPTIONS, TASKS = "stages.training.recipe", "stages.training.options", "stages.training.tasks"
 
 

@@ -58,8 +58,22 @@ class ImportedModel(nn.Module):
             raise ValueError(f"{address} can't be built: {type(error).__name__}: {error}") from error
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Return the network's logits: its output, or the output's `logits`, or `out` as in torchvision's segmentation.
+
+        Raises:
+            TypeError: it returns something else.
+        """
         outputs = self.network(inputs)
-        return outputs if isinstance(outputs, Tensor) else outputs.logits
+        if isinstance(outputs, Tensor):
+            return outputs
+        named = outputs if isinstance(outputs, Mapping) else {"logits": getattr(outputs, "logits", None)}
+        logits = named.get("logits", named.get("out"))
+        if not isinstance(logits, Tensor):
+            raise TypeError(
+                f"{type(self.network).__name__} returns a {type(outputs).__name__}; expected a Tensor of logits, or an "
+                "output with `logits` or `out`"
+            )
+        return logits
 
 
 def _find(address: str) -> tuple[Any, Any]:
