@@ -10,6 +10,7 @@ from typing import Any, Literal
 from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager, defer, selectinload
 
+from service.database.schemas import CheckpointOut
 from stages.results import (
     ArmRow,
     Checkpoint,
@@ -232,28 +233,14 @@ def checkpoint_ids(session: Session, results: Sequence[Result]) -> dict[int, str
     return {row.result_id: row.id for row in rows}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServedCheckpoint:
+class ServedCheckpoint(CheckpointOut):
     """Checkpoint that can be served, with the data of its experiment, arm, run and paper."""
 
-    id: str
     path: str
-    sha256: str
-    size_bytes: int
-    experiment: str
-    arm: str
     title: str
     role: str
-    replicate: int
-    dataset: str
-    run_key: str
-    profile: str
     group_position: int
-    provenance: str
     cut: str
-    label: str
-    dtype: str | None
-    accuracy: float | None
     paper_accuracy: float | None
     paper_claim: str | None
     flops_per_image: float | None
@@ -261,15 +248,6 @@ class ServedCheckpoint:
     @property
     def is_stand_in(self) -> bool:
         return self.provenance == "embedded"
-
-    @property
-    def model_name(self) -> str:
-        """Name of the model under `/v2`."""
-        return f"{self.experiment}.{self.arm}"
-
-    @property
-    def model_version(self) -> str:
-        return str(self.replicate)
 
 
 def list_checkpoints(
@@ -321,6 +299,8 @@ def list_checkpoints(
         served = ServedCheckpoint(
             **{name: getattr(checkpoint, name) for name in ("id", "path", "sha256", "size_bytes", "dtype")},
             **{name: getattr(result, name) for name in of_result},
+            model_name=f"{arm.experiment}.{arm.name}",
+            model_version=str(result.replicate),
             title=arm.title,
             role=arm.role,
             dataset=row.dataset,
