@@ -76,6 +76,8 @@ def answer(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComp
         return f"It depends on the reading, as {readings} of {len(rows)} claims do." if readings else "Open."
     has_one_answer = not words[Word.OPEN] and not (holds and fails)
     start = ("Yes so far" if holds else "No so far") if has_one_answer else "In part"
+    if words[Word.NOT_TESTED] > holds + fails + words[Word.OPEN]:
+        start = "Not known yet"
     verbs = {Word.HOLDS: ("holds", "hold"), Word.FAILS: ("fails", "fail")}
     verbs |= {word: (f"is {word}", f"are {word}") for word in (Word.OPEN, Word.NOT_TESTED)}
     parts = [f"{words[word]} {verb[words[word] > 1]}" for word, verb in verbs.items() if words[word]]

@@ -49,6 +49,10 @@ def judged(name: str, status: str, **about: Any) -> JudgedClaim:
         (["holds under a reading"] * 2, "It depends on the reading, as 2 of 2 claims do."),
         (["unresolved"], "Open."),
         (["supported", "not tested"], "Yes so far: of 2 claims, 1 holds and 1 is not tested."),
+        (
+            ["supported", "not tested", "not tested"],
+            "Not known yet: of 3 claims, 1 holds and 2 are not tested.",
+        ),
         (["reversed", "not tested"], "No so far: of 2 claims, 1 fails and 1 is not tested."),
         (["supported", "inconclusive"], "In part: of 2 claims, 1 holds and 1 is open."),
     ],
