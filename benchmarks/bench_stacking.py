@@ -66,10 +66,10 @@ CASES = (
 
 def measure() -> list[Line]:
     with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache):
-        return [*(beside_one_after_the_other(case) for case in CASES), beside_denormals()]
+        return [*(compare_with_one_by_one(case) for case in CASES), compare_with_denormals()]
 
 
-def beside_one_after_the_other(case: Case) -> Line:
+def compare_with_one_by_one(case: Case) -> Line:
     generator = torch.Generator().manual_seed(0)
     rows = case.steps * BATCH
     task = Regression(
@@ -173,7 +173,7 @@ def script_rate(step: Callable[[], None], count: int) -> float:
     return count / (time.process_time() - began)
 
 
-def beside_denormals() -> Line:
+def compare_with_denormals() -> Line:
     """Compare forward and backward if a quarter of the weights is as small as Adam's L2 term leaves dead ones."""
     torch.manual_seed(0)
     stack = Stack([MLP(in_features=COLUMNS, depth=8, width=25) for _ in range(5)])

@@ -46,7 +46,7 @@ GOALS = {
 
 def measure() -> list[Line]:
     types = ("float32", "bfloat16") if has_bfloat16() else ("float32",)
-    return [beside_scripts(name, dtype) for dtype in types for name in GOALS]
+    return [compare_with_scripts(name, dtype) for dtype in types for name in GOALS]
 
 
 def network(name: str) -> nn.Module:
@@ -131,7 +131,7 @@ def as_a_script(name: str, dtype: str, way: str, memory_format: torch.memory_for
     return without_cpp(with_products if has_tricks else epoch)
 
 
-def beside_scripts(name: str, dtype: str) -> Line:
+def compare_with_scripts(name: str, dtype: str) -> Line:
     torch.compiler.reset()
     if dtype == "bfloat16":
         use_wide_attention()  # also for scripts, because it can't be turned off again

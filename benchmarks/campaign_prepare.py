@@ -208,7 +208,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("experiments", nargs="*", help="default: all")
     parser.add_argument("--budget", type=float, required=True, help="seconds of the device, all slices together")
     parser.add_argument("--slice", type=float, default=500.0, help="seconds of training in one command")
-    parser.add_argument("--limit", type=float, default=40.0, help="MiB that may travel beside the code")
+    parser.add_argument("--limit", type=float, default=40.0, help="MiB that may be sent with the code")
     parser.add_argument("--part", type=float, default=20.0, help="MiB of a part of packed data, at most half the limit")
     parser.add_argument("--back", type=Path, help="the folder that the last slice brought back")
     parser.add_argument("--fresh", action="store_true", help="the next machine is another one and holds nothing")

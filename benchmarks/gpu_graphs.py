@@ -37,12 +37,12 @@ def recorded_steps(device: torch.device, planned: Sequence[Planned], *, batch: i
         if path not in seen:
             seen.add(path)
             line = {"check": "a recorded step is the eager one", "run": one.name, "precision": precision}
-            yield attempt(line, partial(beside_eager, one, device, batch or FULL))
+            yield attempt(line, partial(compare_with_eager, one, device, batch or FULL))
             if device.type == "cuda":
                 torch.cuda.empty_cache()
 
 
-def beside_eager(one: Planned, device: torch.device, batch: int) -> dict[str, Any]:
+def compare_with_eager(one: Planned, device: torch.device, batch: int) -> dict[str, Any]:
     """Compare weights trained with and without graphs, and twice without; time the last epoch."""
     ours, seconds, said = train(one, device, batch, is_recorded=True)
     first, eager_seconds, _ = train(one, device, batch, is_recorded=False)

@@ -88,7 +88,7 @@ class Race:
 def races(batch: int = 128, tokens: int = 1024) -> list[Race]:
     def dac(channels: int, side: int, goal: float) -> Race:
         return Race(
-            f"DAC convolution beside ReLU and convolution, {channels} channels of {side} x {side}",
+            f"DAC convolution against ReLU and convolution, {channels} channels of {side} x {side}",
             [(batch, channels, side, side), (channels, channels, 3, 3), (channels, channels)],
             lambda x, w, b: dac_conv2d(x, w, b, 1, 1),
             lambda x, w, b: F.conv2d(x.relu(), w, None, 1, 1),
@@ -97,7 +97,7 @@ def races(batch: int = 128, tokens: int = 1024) -> list[Race]:
         )
 
     attention = Race(
-        f"Yat attention beside scaled_dot_product_attention, causal, 12 heads of 64, {tokens:,} tokens",
+        f"Yat attention against scaled_dot_product_attention, causal, 12 heads of 64, {tokens:,} tokens",
         [(max(1, batch // 8), 12, tokens, 64)] * 3,
         lambda q, k, v: yat_attention(q, k, v, is_causal=True),
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),

@@ -41,7 +41,7 @@ def products(device: torch.device) -> Lines:
     yield found
     for name, (product, *shapes) in PRODUCTS.items():
         line = {"check": f"TF32, {name} and its gradients: the device follows the emulation"}
-        yield attempt(line, partial(beside_emulation, product, shapes, device, found.get("ulps", 1.0)))
+        yield attempt(line, partial(compare_with_emulation, product, shapes, device, found.get("ulps", 1.0)))
 
 
 def rule_of(device: torch.device) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def rule_of(device: torch.device) -> dict[str, Any]:
     return {"rounding": rule, "left_of_0.5_1.5_1.75": steps, "ulps": ulps, "ok": steps in RULES}
 
 
-def beside_emulation(
+def compare_with_emulation(
     product: Product, shapes: Sequence[Sequence[int]], device: torch.device, ulps: float
 ) -> dict[str, Any]:
     """Return the largest differences of product and gradients from the emulation and float32, relative to Σ|a||b|."""

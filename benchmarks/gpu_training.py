@@ -140,7 +140,7 @@ def trained_stacks(device: torch.device, *, count: int = 5, rows: int = 50_000) 
         trained = fit_stack(built, Stack, rows, protocol, replicates, is_compiled=is_compiled, test=rows)
         return [outcome for outcome, _ in trained]
 
-    def beside(kind: type[nn.Module], way: str, broken: int, wanted: list[float], alone: float) -> dict[str, Any]:
+    def follow_cpu(kind: type[nn.Module], way: str, broken: int, wanted: list[float], alone: float) -> dict[str, Any]:
         found = stacked(kind, device, broken, is_compiled=way != "eager")
         left = [one for one in found if one.history]
         difference = max(abs(ours / cpu - 1) for ours, cpu in zip(_losses(left), wanted, strict=True))
@@ -156,7 +156,7 @@ def trained_stacks(device: torch.device, *, count: int = 5, rows: int = 50_000) 
             for way in ways:
                 line = {"check": "a stack's losses follow the CPU's", "network": kind.__name__, "networks": count}
                 line |= {"diverging": broken, "way": way, "goal": 15.0, "ok": False}
-                yield attempt(line, partial(beside, kind, way, broken, wanted, alone))
+                yield attempt(line, partial(follow_cpu, kind, way, broken, wanted, alone))
 
 
 def _losses(outcomes: list[Outcome]) -> list[float]:

@@ -63,16 +63,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 def hours(params: Params) -> dict[str, dict[str, float]]:
     """`{<experiment>.<arm>: {device: hours of one training as printed}}`, in three digits."""
-    counts, told = FlopCounts(), dict[str, dict[str, float]]()
+    counts, found = FlopCounts(), dict[str, dict[str, float]]()
     for name, experiment in params.experiments.items():
         source = params.datasets[experiment.dataset]
         rows = count_rows(experiment.dataset, source, is_stand_in=False)
         for run in plan_runs(experiment, params.profiles["paper"], source):
             if run.name.replicate == 0:
                 cost = cost_of_run(run, rows, source, params.rates, counts.count, rows.test)
-                told[f"{name}.{run.name.arm}"] = {kind: float(f"{cost.hours(kind):.3g}") for kind in params.rates}
+                found[f"{name}.{run.name.arm}"] = {kind: float(f"{cost.hours(kind):.3g}") for kind in params.rates}
     counts.save()
-    return told
+    return found
 
 
 def lines(found: Mapping[str, Sequence[Finding]]) -> bytes:

@@ -92,7 +92,7 @@ def next_looks(standing: Standing, params: Params, trained: Collection[RunName])
 
 
 def looks_left(standing: Standing, params: Params, trained: Collection[RunName]) -> Iterator[NextLook]:
-    """Yield all future analyses of the undecided claims; a claim is decided if its size is, too, should it have one."""
+    """Yield all future analyses of the undecided claims; a claim with a size is decided only if its size is, too."""
     there = standing.decided_by | frozenset(trained)
     for claim in standing.claims:
         kind, names = kind_of(claim, params.verdicts), fnmatch.filter(params.experiments, claim.experiment or "")

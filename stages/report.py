@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         written = [write_docs(Path(), Path("docs/results.md"))]
     else:
         written = write_report(os.environ.get("CLAIMCHECK_DATABASE", "data/results.db"), Path("data/report"))
-    others = f" and {len(written) - 1} files beside it" if len(written) > 1 else ""
+    others = f" and {len(written) - 1} files next to it" if len(written) > 1 else ""
     print(f"report: {written[0]}{others}")
     return 0
 

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from stages.checkpoint.contract import InputContract
-from stages.checkpoint.predictor import dump_checkpoint, refuse_unfit
+from stages.checkpoint.predictor import dump_checkpoint
 from stages.datasets.packed import PackedInfo, read_info
 from stages.device import devices_of, keep_freed_memory, pick_device
 from stages.evaluation.flops import FlopCounts
@@ -32,6 +32,7 @@ from stages.run import RunSpec, canonical_json, environment_digest, steps_per_ep
 from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.store import Scratch, remember, seal, stack_id
 from stages.training.canary import STEPS, Canary, canary_of
+from stages.training.imported import refuse_unfit
 from stages.training.loop import Outcome, Progress, TrainingState, TrainingStopped
 from stages.training.options import with_options
 from stages.training.parallel import Rank, agreed, describe_ranks, from_first, highest, joined, run_together, share
@@ -124,9 +125,8 @@ class _PreparedTraining:
         self.job = job
         self.info, self.device, self.environment = _prepare(job)
         self._stamp = stamp_of(job.data)
-        if (model := job.spec.model).is_imported:
-            classes = len(self.info.classes) if self.info.kind == "images" and job.spec.task is None else None
-            refuse_unfit(model, self.info.shape, self.info.vocabulary, classes)
+        if job.spec.model.is_imported:
+            refuse_unfit(job.spec.model, self.info, has_task=job.spec.task is not None)
         self.session = open_session(job.spec, job.data, self.info, self.device)
         if job.spec.protocol.recipe is not None:
             self.session = with_recipe(self.session, len(devices))

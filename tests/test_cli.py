@@ -195,8 +195,8 @@ def test_json_is_one_document_with_the_documented_schema(project: Path, argument
     document = json.loads(done.stdout)
     for part in document if isinstance(document, list) else [document]:
         assert set(part) == SHAPES[arguments]
-    told = COMMANDS[arguments.split()[0]].document
-    assert {name for name in SHAPES[arguments] if f"`{name}`" not in told} == set()
+    documented = COMMANDS[arguments.split()[0]].document
+    assert {name for name in SHAPES[arguments] if f"`{name}`" not in documented} == set()
 
 
 def test_every_command_that_prints_results_supports_json() -> None:

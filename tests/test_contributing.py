@@ -109,7 +109,7 @@ def give(
 
 
 def forged(file: Path, target: Path, change: Forge, *, key: Path | None, deposits: bool = True) -> Path:
-    """The contribution with changed lines, sealed and signed again by somebody who knows the format."""
+    """The contribution with changed lines, sealed and signed again by an attacker who knows the format."""
     with zipfile.ZipFile(file) as packed, zipfile.ZipFile(target, "w") as written:
         lines = [json.loads(text) for text in packed.read("evidence.jsonl").splitlines()]
         change(lines)

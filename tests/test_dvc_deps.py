@@ -105,13 +105,13 @@ def test_roots_cover_all_modules_that_import_by_name() -> None:
 
 
 def test_every_non_python_file_belongs_to_a_stage() -> None:
-    beside = {
+    others = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "stages").rglob("*")
         if path.is_file() and path.suffix not in (".py", ".pyc")
     }
     listed = {name for inputs in INPUTS.values() for name in code_digests(inputs.roots, inputs.files)}
-    assert beside == {name for name in listed if "/" in name}
+    assert others == {name for name in listed if "/" in name}
 
 
 @pytest.mark.parametrize("verb", ["train", "evaluate"])

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from stages.checkpoint.contract import InputContract
-from stages.checkpoint.predictor import dump_checkpoint, load_predictor, refuse_unfit
+from stages.checkpoint.predictor import dump_checkpoint, load_predictor
 from stages.datasets.packed import ImageSet
 from stages.evaluation.flops import FlopCounts
 from stages.papers import build_model
@@ -25,6 +25,7 @@ from stages.runs.fingerprint import changed_modules, code_today, unlike_loaded
 from stages.runs.store import FolderScratch, RunStore
 from stages.scheduling.runner import keyed_runs
 from stages.training.images import ImageClassification, LabelledImages
+from stages.training.imported import refuse_unfit
 from stages.training.optimizer import build_optimizer
 from stages.training.recipe import RecipeTask, with_recipe
 from stages.worker import Job, train_run
@@ -167,7 +168,7 @@ def test_own_file_is_keyed_by_its_source(own_file: Path, tmp_path: Path) -> None
         (SMALL_VIT | {"pretrained": True}, {}, "model.pretrained loads weights, which no run key covers"),
         ({"name": "my_net:Net"}, {"name": "torch.optim:RMSProp"}, "torch.optim has no 'RMSProp'; did you mean RMSprop"),
         ({"name": "my_net:Net"}, {"name": "torch.optim:SGD", "momentun": 1}, "momentun .did you mean momentum"),
-        ({"name": "my_net:Net"}, {"name": "torch.optim:LBFGS"}, "needs several passes a step"),
+        ({"name": "my_net:Net"}, {"name": "torch.optim:LBFGS"}, "needs several passes per step"),
         ({"name": "my_net:Net"}, {"name": "kfac", "clip_norm": 1}, "clip_norm is set, but kfac doesn't use it"),
         ({"name": "my_net:Net"}, {"name": "imported"}, "write its package.module:name"),
     ],
@@ -216,6 +217,10 @@ class Wide(Whole):
     def __init__(self, num_classes):
         super().__init__(num_classes + 1)
 
+class Flat(Whole):
+    def forward(self, x):
+        return super().forward(x)["logits"].sum(1)
+
 class Several(Whole):
     def forward(self, x):
         return super().forward(x)["logits"], x
@@ -230,16 +235,21 @@ class Several(Whole):
         ("Drawing", "other outputs for the same weights"),
         ("Counting", "other outputs for the same weights"),
         ("Empty", "no parameters to train"),
-        ("Wide", r"outputs are \[2, 11\] for 2 images; expected \[2, 10\]"),
+        ("Wide", r"outputs are \[2, 11\] for 2 rows of noise; expected \[2, 10\], a logit for each class"),
+        ("Flat", r"outputs are \[2\] for 2 rows of noise; expected \[2, 10\]"),
         ("Several", "returns a tuple; expected a Tensor of logits"),
     ],
 )
-def test_network_that_no_checkpoint_holds_is_refused(own_file: Path, name: str, words: str | None) -> None:
+def test_network_that_no_checkpoint_holds_is_refused(
+    own_file: Path, name: str, words: str | None, tmp_path: Path
+) -> None:
     own_file.write_text(UNFIT, encoding="utf-8")
+    pixels = ImageSet(np.zeros((2, 3, 32, 32), np.uint8), np.arange(2))
+    info = pack_images(tmp_path / "noise", "noise", pixels, pixels, "abcdefghij")
     spec = ModelSpec(path=IMPORTED_MODEL, arguments={"address": f"my_net:{name}", "arguments": {}, "num_classes": 10})
     before = torch.get_rng_state()
     with nullcontext() if words is None else pytest.raises((TypeError, ValueError), match=words):
-        refuse_unfit(spec, (3, 32, 32), None, 10)
+        refuse_unfit(spec, info, has_task=False)
     assert torch.equal(torch.get_rng_state(), before)
 
 

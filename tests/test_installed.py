@@ -102,7 +102,7 @@ def test_help_names_what_works_and_what_brings_the_rest(environment: Path, tmp_p
 
 @pytest.fixture(scope="module")
 def whole(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The variables of an environment with the wheel, beside all packages of this one and without this checkout."""
+    """The variables of an environment with the wheel and all packages of this one, but without this checkout."""
     folder = tmp_path_factory.mktemp("whole")
     run(UV, "venv", "-p", sys.executable, folder, cwd=folder)
     run(UV, "pip", "install", "--no-deps", "-p", folder, wheel, cwd=folder)

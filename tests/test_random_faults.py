@@ -200,9 +200,9 @@ def try_fault(finished: Path, folder: Path, seed: int, expected: Numbers) -> See
     else:
         outcome = "named by repro" if is_named(output, files, folder) else "stopped"
         if outcome == "stopped" and not (verified and is_named(verify_output, files, folder)):
-            wrong = wrong or f"repro stops and nobody names the file: {output[-300:]}"
+            wrong = wrong or f"repro stops without naming the file: {output[-300:]}"
     if outcome == "unnoticed":
-        wrong = wrong or "numbers differ and nobody says so"
+        wrong = wrong or "numbers differ without a message"
     if place in ASKED and (done or outcome == "another run"):
         wrong = wrong or put_back(folder, expected)
     return Seen(seed=seed, place=place, what=what, outcome=outcome, wrong=wrong)
@@ -432,6 +432,6 @@ def test_every_edit_of_published_files_is_reported(published: Path, tmp_path: Pa
             commit(root, published)
             what += ", committed"
         said = name_edit(root)
-        seen.append(Seen(seed, kind, what, "named" if said else "unnoticed", "" if said else "nobody says so"))
+        seen.append(Seen(seed, kind, what, "named" if said else "unnoticed", "" if said else "no message"))
         report(seen, "random-edits")
     assert [one for one in seen if one.wrong] == []

@@ -45,9 +45,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def real_mnist() -> ImageSet:
     """Official test images, from a mirror or from the data next to the repository."""
-    beside = REPOSITORY.parent / "shared" / "data" / "mnist"
+    local = REPOSITORY.parent / "shared" / "data" / "mnist"
     mirror = os.environ.get("CLAIMCHECK_MIRROR")
-    for folder in (Path(mirror) / "mnist" if mirror else beside, beside):
+    for folder in (Path(mirror) / "mnist" if mirror else local, local):
         if (folder / MNIST.files["test"][0]).is_file():
             return MNIST.read_split(folder, "test")
     pytest.skip("no real data: set CLAIMCHECK_MIRROR to a folder of mirrored data sets (docs/data.md)")

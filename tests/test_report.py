@@ -137,9 +137,9 @@ def test_status_builds_the_database_and_counts_like_the_front_page(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["status"]) == 0
-    told = capsys.readouterr()
-    assert "making data/results.db from the published evidence" in told.err and told.err.count("\n") == 1
-    lines = told.out.splitlines()
+    output = capsys.readouterr()
+    assert "making data/results.db from the published evidence" in output.err and output.err.count("\n") == 1
+    lines = output.out.splitlines()
     with open_results("data/results.db")() as session:
         tallies = tally(session)
     cards = {card.word: card.number for card in cards_of(tallies)} | {Word.OPEN: sum(still_open(tallies))}

@@ -113,14 +113,14 @@ def test_summary_counts_the_links_that_hold(
 ) -> None:
     monkeypatch.chdir(clone)
     assert main(["verify", NAME]) == 0
-    told = capsys.readouterr()
-    *lines, last = told.out.splitlines()
-    assert told.err == "", "progress is shown only on terminals"
+    output = capsys.readouterr()
+    *lines, last = output.out.splitlines()
+    assert output.err == "", "progress is shown only on terminals"
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["verify", NAME, "--json"]) == 0
-    told = capsys.readouterr()
-    assert "Verifying checkpoints" in told.err and "Comparing the database" in told.err and json.loads(told.out)
+    output = capsys.readouterr()
+    assert "Verifying checkpoints" in output.err and "Comparing the database" in output.err and json.loads(output.out)
     held, absent = (sum(f": {status}; " in line for line in lines) for status in ("holds", "not here"))
     assert last == f"1 checkpoint: {held} links hold, {absent} not here, 0 broken" and held + absent == 8
 
@@ -162,10 +162,12 @@ def test_step_of_the_github_action_fails_if_a_link_is_broken(root: Path, tmp_pat
 
     assert run() == (0, "") and json.loads((tmp_path / "GITHUB_STEP_SUMMARY").read_text())["broken"] == 0
     flip(root / "data" / "models" / f"{NAME}.safetensors", -1)
-    code, told = run()
-    assert code == 1 and told.startswith(f"::error::{NAME}: checkpoint: data/models/{NAME}.safetensors: ")
+    code, output = run()
+    assert code == 1 and output.startswith(f"::error::{NAME}: checkpoint: data/models/{NAME}.safetensors: ")
     last = (tmp_path / "GITHUB_OUTPUT").read_text().splitlines()[-1]
-    assert last.startswith("totals={") and json.loads(last.removeprefix("totals="))["broken"] == told.count("::error::")
+    assert last.startswith("totals={") and json.loads(last.removeprefix("totals="))["broken"] == output.count(
+        "::error::"
+    )
     assert run(ARGUMENTS="no-such-checkpoint") == (1, "")
 
 

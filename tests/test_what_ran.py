@@ -35,7 +35,6 @@ class Trained(NamedTuple):
     weights: bytes
     environment: Mapping[str, Any]
     digest: str
-    told: str
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def train(project: Path, experiment: str, store: Path, **variables: str) -> Trai
     (folder,) = (path.parent for path in store.glob("runs/*/result.json"))
     result = json.loads((folder / "result.json").read_bytes())
     weights = (folder / "weights.safetensors").read_bytes()
-    return Trained(folder.name, weights, result["environment"], result["environment_digest"], done.stderr)
+    return Trained(folder.name, weights, result["environment"], result["environment_digest"])
 
 
 @pytest.fixture(scope="module")

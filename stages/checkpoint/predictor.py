@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from stages.checkpoint.contract import METADATA_KEY, CheckpointError, InputContract, read_checkpoint
 from stages.ops.normalize import Normalization
 from stages.papers import build_model
-from stages.run import ModelSpec, canonical_json
+from stages.run import canonical_json
 
 
 @dataclass(frozen=True)
@@ -125,34 +125,6 @@ def dump_checkpoint(network: nn.Module, contract: InputContract, *, dtype: torch
         if any(other is not value and other.data_ptr() == value.data_ptr() for other in tensors.values()):
             tensors[name] = value.clone()  # tied weights: the file holds each
     return safetensors.torch.save(tensors, metadata={METADATA_KEY: canonical_json(dataclasses.asdict(contract))})
-
-
-def refuse_unfit(model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None, classes: int | None) -> None:
-    """Try another package's network on two rows before it trains; `classes` is None if a task checks its outputs.
-
-    Raises:
-        ValueError: it has nothing to train, its outputs aren't [N, classes], or a checkpoint couldn't hold it.
-        TypeError: it returns something else than logits.
-    """
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        inputs = torch.rand(2, *shape) if vocabulary is None else torch.randint(vocabulary, (2, *shape))
-        one, other = build_model(model).eval(), build_model(model).eval()
-        outputs, _ = one(inputs), other(inputs)  # lazy layers get their shapes
-        other.load_state_dict(one.state_dict())
-        if not any(parameter.requires_grad for parameter in one.parameters()):
-            raise ValueError("the network has no parameters to train")
-        if classes is not None and outputs.shape != (2, classes):
-            raise ValueError(
-                f"the network's outputs are {[*outputs.shape]} for 2 images; expected {[2, classes]}, a logit for "
-                "each class: take `num_classes` as an argument"
-            )
-        for again in (one(inputs), other(inputs)):
-            if not torch.allclose(outputs, again, rtol=1e-4, atol=1e-5, equal_nan=True):
-                raise ValueError(
-                    "the network gives other outputs for the same weights and inputs in evaluation mode, so no "
-                    "checkpoint holds it: register tensors that its constructor draws as buffers or parameters "
-                    "(not persistent=False), and draw nothing in its forward pass"
-                )
 
 
 def load_predictor(weights: Path, *, device: str = "cpu", expected_sha256: str | None = None) -> Predictor:

@@ -240,7 +240,7 @@ class RecordedDeviation:
 
 @dataclass(frozen=True, kw_only=True)
 class MainQuestion:
-    """A reader's main question, which the claims answer whose ids match a pattern of `claims`."""
+    """A reader's main question; the claims whose ids match a pattern of `claims` answer it."""
 
     __pydantic_config__: ClassVar = STRICT
     asks: str
@@ -312,8 +312,8 @@ _FAR = 30
 def place_claims(claims: Sequence[ClaimLine], params: Params) -> list[ClaimLine]:
     """Remove the experiment of each claim that can't be judged there, and record why.
 
-    The reason is a fault in the claim's row, or that the params files have no such experiment.  A row with a mistake
-    can accuse a paper: 99.05 instead of 0.9905, or an accuracy of which lower is better.
+    The reason is a fault in the claim's row, or that the params files have no such experiment.  A mistake in a
+    row can accuse a paper wrongly: 99.05 instead of 0.9905, or an accuracy for which lower is better.
     """
     rows = Counter(claim.family for claim in claims if claim.family)
     families = {*params.verdicts.families, *(name for name, count in rows.items() if count > 1)}

@@ -1,4 +1,4 @@
-"""Evidence and released models: published, released, shown to be unchanged by changed code, checked again; disk use."""
+"""Subcommands that publish, release, export, verify and audit results, compare code, and free disk space."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ ABANDONED_SECONDS = 3600.0
 
 
 def disk_usage(root: Path) -> dict[str, int]:
-    """Bytes by place below `root`, and in the object store if there is one.
+    """Return the bytes used by each folder below `root`, and by the object store if there is one.
 
-    A file with several names (hard links) counts at the first one.
+    A file with several names (hard links) counts for the first one.
     """
     store, local = open_store(root), store_folder(root)
     folder = store.root if isinstance(store, RunStore) else local
@@ -100,7 +100,7 @@ def remove_leftovers(root: Path) -> list[Path]:
         if path.is_dir():
             shutil.rmtree(path)
         else:
-            path.unlink(missing_ok=True)  # it may lie in a folder that has just gone
+            path.unlink(missing_ok=True)  # its folder may just have been removed
     return sorted(found)
 
 
@@ -124,7 +124,7 @@ def remove_objects(root: Path) -> list[str]:
 
 _STATUSES = ("holds", "not here", "broken")
 _SHOWN = 5
-"""Broken trails that `verify` names: with a line for each kind of link, twenty lines are not exceeded."""
+"""Number of broken trails that `verify` lists, so that it prints at most twenty lines."""
 
 
 def publish(options: argparse.Namespace) -> Answer:
@@ -218,7 +218,7 @@ def release(options: argparse.Namespace) -> Answer:
 
 def equivalent(options: argparse.Namespace) -> Answer:
     """Compare HEAD's code with an older revision's on all paths that evidence depends on; `--again` writes nothing."""
-    told = sys.stderr if options.json else sys.stdout
+    stream = sys.stderr if options.json else sys.stdout
     shown = show_equivalent(
         Path(),
         load_params(),
@@ -226,12 +226,12 @@ def equivalent(options: argparse.Namespace) -> Answer:
         steps=options.steps,
         again=options.again,
         plain=options.plain,
-        say=lambda text: print(text, file=told, flush=True),
+        say=lambda text: print(text, file=stream, flush=True),
     )
     if shown.line is None:
         last = (
-            f"nothing to compare: no run that was made by the code of {options.revision} has other code in HEAD, "
-            "uncovered"
+            f"nothing to compare: for every run made by the code of {options.revision}, HEAD has the same code or an "
+            "equivalence"
         )
     elif options.again:
         last = f"{len(shown.compared)} paths give the same; nothing is written"

@@ -369,8 +369,8 @@ def _explain(
     stored, outcome = cached.run_key if cached else key, None
     if folder := store.published(stored) if stored else None:
         result = json.loads((folder / "result.json").read_bytes())
-        told = ("status", "train_seconds", "samples_per_second", "peak_memory_bytes", "environment_digest")
-        outcome = {"run_key": stored, "folder": str(folder), **{name: result.get(name) for name in told}}
+        shown = ("status", "train_seconds", "samples_per_second", "peak_memory_bytes", "environment_digest")
+        outcome = {"run_key": stored, "folder": str(folder), **{name: result.get(name) for name in shown}}
     attempts = [
         dataclasses.asdict(one)
         | {"owner": owner_in_words(one.owner)}

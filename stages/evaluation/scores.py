@@ -80,7 +80,8 @@ def macro_f1(confusion: np.ndarray) -> float:
 def auroc(probabilities: np.ndarray, labels: np.ndarray) -> float | None:
     """Area under the curve of each class against the others, averaged; None unless every class has an image.
 
-    By ranks: the share of pairs, one of the class and one not, of which it is the more probable; a tie counts half.
+    Computed from ranks, as the share of pairs of an image of the class and another image in which the first has the
+    higher probability; a tie counts half.
     """
     counts = np.bincount(labels, minlength=probabilities.shape[1])
     if (counts == 0).any() or (counts == len(labels)).any():
@@ -185,7 +186,7 @@ def _outputs(network: nn.Module, task: Task) -> tuple[np.ndarray, np.ndarray]:
 def _of_labels(loss: float, logits: np.ndarray, labels: np.ndarray) -> list[Measurement]:
     """Metrics of logits and labels [n, K]; a label is predicted if its probability is at least 1/2.
 
-    Average precision is that of the labels that a row has: it isn't defined for others.
+    Average precision covers the labels that at least one row has, because it isn't defined for others.
     """
     from sklearn.metrics import average_precision_score, f1_score  # a second
 
@@ -219,7 +220,7 @@ def _of_table(loss: float, info: PackedInfo, history: Sequence[Mapping[str, Any]
 
 
 def _of_masks(loss: float, network: nn.Module, task: Task) -> list[Measurement]:
-    """Share of right ones among the pixels that count; intersection over union, averaged over the classes.
+    """Share of the counted pixels that are right; intersection over union, averaged over the classes.
 
     A class that neither occurs nor is predicted is left out of the average.
     """

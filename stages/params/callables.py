@@ -23,7 +23,7 @@ class Keyword:
 
 @dataclass(frozen=True)
 class Signature:
-    """Keywords by name; `is_open`: it takes others, too."""
+    """Keywords by name; `is_open`: it accepts any others, too."""
 
     keywords: dict[str, Keyword]
     is_open: bool = False
@@ -39,7 +39,7 @@ class UnknownCallable(ValueError):
 
 @cache
 def signature_of(address: str) -> Signature:
-    """The keywords of `package.module:name`: a class's constructor, or a function and the class that it returns.
+    """Return the keywords of `package.module:name`: a class's constructor, or a function and the class that it returns.
 
     Raises:
         UnknownCallable: there is no such module, or it has no such name.
@@ -56,7 +56,7 @@ def signature_of(address: str) -> Signature:
 
 @cache
 def _body(module: str) -> list[ast.stmt]:
-    """Statements at the top level of a module's source, and in its `if` and `try`; none if it has no source."""
+    """Return the top-level statements of a module's source, and those in its `if` and `try`; none without source."""
     spec = find_spec_of(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return []
@@ -69,13 +69,13 @@ def _body(module: str) -> list[ast.stmt]:
 
 @cache
 def _is_lazy(module: str) -> bool:
-    """True if a module makes its names when they are asked for, or has no source."""
+    """Return True if a module creates its names on demand, or has no source."""
     words = "\n".join(ast.unparse(node) for node in _body(module))
     return not words or "def __getattr__(" in words or "_LazyModule(" in words
 
 
 def _imported(module: str) -> Iterator[tuple[ast.ImportFrom, str]]:
-    """`from … import` statements with the whole name of the module that they name."""
+    """Return the `from … import` statements, each with the full name of its module."""
     spec = find_spec_of(module)
     is_package = spec is not None and spec.submodule_search_locations is not None
     package = module if is_package else module.rpartition(".")[0]
@@ -86,7 +86,7 @@ def _imported(module: str) -> Iterator[tuple[ast.ImportFrom, str]]:
 
 
 def _find(module: str, name: str) -> tuple[str, ast.ClassDef | ast.FunctionDef] | None:
-    """The definition of a name, and the module that has it: here, where it is imported from, or behind a star."""
+    """Return the definition of a name and its module: this one, or one that the name or a star is imported from."""
     for node in _body(module):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return module, node
@@ -102,7 +102,7 @@ def _find(module: str, name: str) -> tuple[str, ast.ClassDef | ast.FunctionDef] 
 
 
 def _names(module: str) -> set[str]:
-    """Names that a module defines or imports, those behind a star included."""
+    """Return the names that a module defines or imports, including star imports."""
     found = {node.name for node in _body(module) if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     for node in _body(module):
         if isinstance(node, ast.Assign):
@@ -119,7 +119,7 @@ def _read(module: str, node: ast.ClassDef | ast.FunctionDef) -> Signature:
         returned = _class_named(module, node.returns) if own.is_open else None
         if returned is None:
             return own
-        rest = _read(*returned)  # the function may give some itself
+        rest = _read(*returned)  # the function may pass some of them itself
         given = {name: Keyword(one.kind, False) for name, one in rest.keywords.items()}
         return Signature(given | own.keywords, rest.is_open)
     bases = [found for base in node.bases if (found := _class_named(module, base))]
@@ -133,7 +133,7 @@ def _read(module: str, node: ast.ClassDef | ast.FunctionDef) -> Signature:
 
 
 def _of_config(module: str, node: ast.ClassDef) -> Signature:
-    """The fields of a configuration class and its bases; `num_labels` is none of them, but all take it."""
+    """Return the fields of a configuration class and its bases; all accept `num_labels`, which isn't a field."""
     found = {"num_labels": Keyword("int", False)}
     for base in [*filter(None, (_class_named(module, base) for base in node.bases))]:
         found |= _of_config(*base).keywords
@@ -159,7 +159,7 @@ def _of_function(arguments: ast.arguments, skip: int = 0) -> Signature:
 
 
 def _class_named(module: str, node: ast.expr | None) -> tuple[str, ast.ClassDef] | None:
-    """The class that an annotation or a base names, if its source can be found."""
+    """Return the class that an annotation or a base names, if its source can be found."""
     name = node.value if isinstance(node, ast.Constant) else node.id if isinstance(node, ast.Name) else None
     found = _find(module, name) if isinstance(name, str) else None
     return (found[0], found[1]) if found and isinstance(found[1], ast.ClassDef) else None

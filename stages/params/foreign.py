@@ -19,7 +19,7 @@ _OF_TORCH = {"adam": ("Adam", "betas"), "adamw": ("AdamW", "betas"), "sgd": ("SG
 
 
 def imported_optimizer(fields: Mapping[str, Any], path: Path, key_path: str) -> Mapping[str, Any]:
-    """The fields of an optimiser of another package, or of one of ours with clipped gradients.
+    """Return the fields of an optimiser from another package, or of one of ours with clipped gradients.
 
     Others stay as they are.
     """
@@ -34,21 +34,23 @@ def imported_optimizer(fields: Mapping[str, Any], path: Path, key_path: str) -> 
     else:
         address = address_of("optimizers", name, set(_OPTIMIZERS) - {"imported"}, path, f"{key_path}.name")
     if address == "torch.optim:LBFGS":
-        raise ParamsError(f"{path}: {key_path}.name is {name!r}, which needs several passes a step; the loop makes one")
+        raise ParamsError(
+            f"{path}: {key_path}.name is {name!r}, which needs several passes per step; the loop makes one"
+        )
     check_keywords(address, arguments, path, key_path)
     ours = {key: fields[key] for key in _OURS if key in fields}
     return {"name": "imported", "address": address, "arguments": arguments, **ours}
 
 
 def imported_schedule(fields: Mapping[str, Any], path: Path, key_path: str) -> Mapping[str, Any]:
-    """The fields of a schedule of another package; ours stay as they are."""
+    """Return the fields of a schedule from another package; ours are returned unchanged."""
     name = str(fields.get("name", "constant"))
     if name in _SCHEDULES:
         return fields
     address = address_of("schedules", name, set(_SCHEDULES) - {"imported"}, path, f"{key_path}.name")
     if address.endswith(":ReduceLROnPlateau"):
         raise ParamsError(
-            f"{path}: {key_path}.name is {name!r}, which waits for a metric; expected one of the step alone"
+            f"{path}: {key_path}.name is {name!r}, which depends on a metric; expected a schedule of the step alone"
         )
     arguments = {key: value for key, value in fields.items() if key != "name"}
     check_keywords(address, arguments, path, key_path, given=("optimizer", "last_epoch"))
@@ -56,7 +58,7 @@ def imported_schedule(fields: Mapping[str, Any], path: Path, key_path: str) -> M
 
 
 def imported_recipe(recipe: RecipeSpec, path: Path, key_path: str) -> RecipeSpec:
-    """The recipe with the address of its loss, and of each transform that isn't torchvision's.
+    """Return the recipe with the address of its loss, and of each transform that isn't torchvision's.
 
     Raises:
         ParamsError: there is no such loss or transform, it takes no such keyword, or it is listed with the wrong ones.

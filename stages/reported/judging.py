@@ -129,10 +129,15 @@ class ReportedVerdict:
     def status(self) -> Status:
         return self.verdict.status
 
-    def __str__(self) -> str:
+    @property
+    def of_size(self) -> str:
+        """The verdict on the size of an order, as a sentence; empty without one."""
         size = self.verdict.size
-        of_size = f" Its size: {size.status}. {size.explanation}" if size else ""
-        return f"{self.claim}: {self.status} (reported, not retrained). {self.verdict.explanation}{of_size}"
+        return f"Its size: {size.status}. {size.explanation}" if size else ""
+
+    def __str__(self) -> str:
+        said = f"{self.claim}: {self.status} (reported, not retrained). {self.verdict.explanation} {self.of_size}"
+        return said.rstrip()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as plain numbers, texts and None, ready for JSON."""
@@ -302,7 +307,7 @@ def wins(
     """
     claimed, total = parse_count(printed)
     if rules.is_anytime:
-        raise ValueError("a count of wins is taken once, at a planned number of replicates; use rules with such looks")
+        raise ValueError("with `looks: anytime` wins can't be counted; use rules that plan the numbers of replicates")
     gains = [order(a, b, better=better, rules=rules).verdict for a, b in pairs]
     if len(gains) != total:
         why = f"{len(gains)} of {total} comparisons have results; the count is taken of them all."

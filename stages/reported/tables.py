@@ -20,6 +20,7 @@ from stages.reported import TableError as TableError
 from stages.reported import judging
 from stages.reported.judging import PERCENT, RULES, Better, PrintedNumber, ReportedVerdict, parse_count, unjudged
 from stages.rules import Rules
+from stages.verdicts import Status
 
 Table: TypeAlias = pd.DataFrame | str | Path
 HIGHER = ("accuracy", "acc", "f1", "auc", "auroc", "map", "bleu", "precision", "recall", "iou", "psnr")
@@ -298,7 +299,7 @@ def _judge_row(row: ClaimRow, frame: pd.DataFrame, rules: Rules) -> ReportedVerd
         seeds = [set(of_row.loc[of_row["arm"] == arm, "seed"]) for arm in (row.arm, row.baseline)]
         of_row = of_row[of_row["seed"].isin(seeds[0] & seeds[1])]
         if of_row.empty:
-            raise ValueError("the models have no seed in common; rules for any time compare them seed by seed")
+            raise ValueError("the models have no seed in common; `looks: anytime` compares them seed by seed")
     compare: Callable[..., ReportedVerdict] = getattr(judging, row.kind)
     a, b = _values(of_row, row.arm), _values(of_row, row.baseline)
     return compare(a, b, printed=row.printed, folds=folds, **options)
@@ -350,27 +351,43 @@ def _gains(row: ClaimRow, a: float, b: float) -> tuple[float, float, float]:
     return a - b, a / b - 1 if b else math.nan, fall
 
 
+_MEANINGS: Mapping[Status, tuple[str, str]] = {
+    Status.REPRODUCED: ("✓", "equals the printed number within the margin"),
+    Status.SUPPORTED: ("✓", "the model that the paper calls better is better"),
+    Status.NOT_REPRODUCED: ("✗", "differs from the printed number by more than the margin"),
+    Status.REVERSED: ("✗", "the other model is better"),
+    Status.INCONCLUSIVE: ("?", "more replicates may decide it"),
+    Status.UNRESOLVED: ("?", "neither model is clearly better"),
+    Status.UNDECIDABLE: ("?", "no number of replicates would decide it"),
+}
+"""An icon, and what the status means."""
 _STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1c1c1c}"
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:66rem;margin:2rem auto;padding:0 1rem;color:#1c1c1c}"
     "table{border-collapse:collapse;width:100%}td,th{padding:.5rem;border-bottom:1px solid #ccc;text-align:left;"
-    "vertical-align:top}td.n{text-align:right}small{color:#555}li{margin:.3rem 0}"
+    "vertical-align:top}td.n{text-align:right}small{color:#555;display:block;font-weight:normal}li{margin:.3rem 0}"
 )
 
 
 def write_page(judged: Judged, title: str) -> str:
     """Return the page: a row for each verdict, then the rows that can't be judged."""
-    rows = "".join(
-        f"<tr><td><b>{escape(each.claim)}</b><br>{escape(str(each.status))}<td class=n>{_number(each.printed)}"
-        f"<td class=n>{_number(each.ours)}<td>{each.to_svg()}<td>{escape(each.verdict.explanation)}</tr>"
-        for each in judged.verdicts
-    )
+    rows = "".join(map(_row, judged.verdicts))
     problems = "".join(f"<li>{escape(str(problem))}</li>" for problem in judged.problems)
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
-        f"<h1>{escape(title)}</h1><p>Reported, not retrained: these verdicts compare printed numbers with results that "
-        "somebody sent. They don't show how the results came about.</p><table><tr><th>claim<th>printed<th>reported"
-        f"<th>difference, its interval and the margin<th>why</tr>{rows}</table>"
+        f"<h1>{escape(title)}</h1><p>Reported, not retrained: these verdicts compare printed numbers with results "
+        "trained elsewhere. They don't show how those results were produced.</p><table><tr><th>claim<th>verdict"
+        "<th>printed<th>reported<th>difference<small>line: its interval; shaded: the margin</small>"
+        f"<th>why</tr>{rows}</table>"
         f"{f'<h2>Rows that could not be judged</h2><ul>{problems}</ul>' if problems else ''}</html>\n"
+    )
+
+
+def _row(judged: ReportedVerdict) -> str:
+    icon, meaning = _MEANINGS.get(judged.status, ("", ""))
+    why = "".join(f"<small>{escape(text)}</small>" for text in (judged.verdict.explanation, judged.of_size) if text)
+    return (
+        f"<tr><td>{escape(judged.claim)}<td><b>{icon} {escape(str(judged.status))}</b><small>{meaning}</small>"
+        f"<td class=n>{_number(judged.printed)}<td class=n>{_number(judged.ours)}<td>{judged.to_svg()}<td>{why}</tr>"
     )
 
 

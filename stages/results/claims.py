@@ -144,7 +144,7 @@ class ClaimFilter:
 class JudgedClaim:
     """A claim, its verdict, and where it is tested.
 
-    `choices` are those of ours that its title names.  `sizes`: if networks of equal size were paired, the numbers of
+    `choices` are our choices that its title names.  `sizes`: if networks of equal size were paired, the numbers of
     parameters of the proposed ones, in rising order.
     """
 
@@ -355,7 +355,7 @@ def list_families(session: Session, *, paper: str | None = None) -> Sequence[Fam
 
 
 NO_BETTER_THAN_CHANCE = 0.05
-"""Chance of confirming a right number below which a plan shows nothing: its test confirms a wrong one as often."""
+"""Below this chance of confirming a right number a plan shows nothing, because it confirms a wrong one as often."""
 FALSE_DISCOVERIES = 0.05
 """The share of a paper's decided signs that may be wrong."""
 Ground = Literal["trained", "computed", "data"]
@@ -365,9 +365,9 @@ Ground = Literal["trained", "computed", "data"]
 class Counts:
     """Claims that can be decided, now or later: `decidable`.
 
-    `in_favour`: reproduced, supported, holds; `under_reading` of them only if their words are read in one way, the
-    others `plainly`.  `against`: not reproduced, reversed, fails, contradicted.  `open`: there is evidence that doesn't
-    decide yet.  `waiting`: not run yet.
+    `in_favour`: reproduced, supported, holds; of these, `under_reading` hold under one reading only, the others
+    `plainly`.  `against`: not reproduced, reversed, fails, contradicted.  `open`: the evidence doesn't decide yet.
+    `waiting`: not run yet.
     """
 
     decidable: int
@@ -396,9 +396,9 @@ class Counts:
 class Outlook:
     """Expected outcome of planned trainings for `waiting` claims that training decides, if the paper is right.
 
-    `hopeless`: confirmed with a chance below 5 %; `order_only`: the order may be, the size of the difference not;
-    `unlikely`: of all others, confirmed with a chance below 50 %.  `unknown`: no size is printed or no spread is known.
-    `assumed` of all these rest on a spread of the runs that is neither measured nor printed.
+    `hopeless`: the chance of confirming is below 5 %.  `order_only`: only the order can be confirmed, not the size of
+    the difference.  `unlikely`: any other claim whose chance is below 50 %.  `unknown`: no size is printed or no spread
+    is known.  `assumed`: those that assume a spread between runs, because none is measured or printed.
     """
 
     waiting: int
@@ -413,7 +413,7 @@ class Outlook:
 class Discoveries:
     """Claims of a paper that training `decided` by a p-value, and those that `survive` a false discovery rate of 5 %.
 
-    `tested` are the open ones as well; `without`: decided by training, but not by a p-value on a sign.
+    `tested` includes the open ones; `without`: decided by training, but not by a p-value on a sign.
     """
 
     tested: int
@@ -424,9 +424,9 @@ class Discoveries:
 
 @dataclass(frozen=True, kw_only=True)
 class Tally(Counts):
-    """Verdict counts of a paper's claims: a badge.  Training, computing and facts of data are counted separately.
+    """Verdict counts of a paper's claims: a badge.  Training, computation and facts about data are counted separately.
 
-    An error that a finding shows in several places counts once, in the counts and in `by_basis`; `errors` are its
+    An error that a finding shows in several places counts once, in the counts and in `by_basis`; `errors` counts its
     places, while `claims`, `by_verdict` and `by_kind` count all of them.  `settings` can't hold or fail, `untestable`
     are other claims that nothing here can decide.
     """

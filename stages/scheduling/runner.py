@@ -45,7 +45,7 @@ from stages.scheduling.engine.groups import DEFAULT, Event, Group, Report, RunGr
 from stages.scheduling.journal import Journal
 
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
-"""Device files, one of which exists if `auto` may be a GPU; to ask torch, it would have to be loaded."""
+"""Device files, one of which exists if `auto` may be a GPU; asking torch would mean loading it."""
 Order = Callable[[Sequence[PlannedRun], int], float]
 """Sort key of a group, given the runs of an experiment that train together and how many of them are stacked."""
 
@@ -53,7 +53,7 @@ Order = Callable[[Sequence[PlannedRun], int], float]
 def keyed_runs(
     experiment: ExperimentParams, params: Params, data_digest: str, *, every_role: bool = False
 ) -> list[PlannedRun]:
-    """Plan the experiment's runs with data digest and code, in file order; of all roles with `every_role`."""
+    """Plan the experiment's runs with data digest and code, in file order; `every_role`: also roles left out."""
     source = params.datasets[experiment.dataset]
     found = []
     for planned in plan_runs(experiment, params.profile, source, every_role=every_role):

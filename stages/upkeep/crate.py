@@ -14,6 +14,7 @@ import datetime
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from stages.recording.builder import record
 from stages.results import ClaimFilter, Dataset, ExperimentRow, JudgedClaim, Paper, Result, list_judged, open_results
 from stages.run import canonical_json
 from stages.runs.evidence import LABS
-from stages.upkeep.exporting import Exported, name_author, read_citation, require_new
+from stages.upkeep.exporting import Exported, name_author, read_citation, read_licences, require_new
 
 PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
 _TERMS = {"environment": "https://w3id.org/ro/terms/workflow-run#environment"}
@@ -35,7 +36,8 @@ _FILES = (
     *("requirements/*.lock", "data/claims.csv", "data/claims-history.jsonl", "data/evidence/**/*.jsonl"),
     *("data/registrations/*.json", "data/results/*.jsonl", "data/findings.jsonl"),
 )
-_CODE = "stages"
+_CODE = ("stages", "papers")
+"""Folders with source code: a clone has the first, a project of `claimcheck init` the second."""
 _HERE = "#claimcheck"
 _FORMATS = {
     ".cff": "application/yaml",
@@ -52,10 +54,10 @@ def write_crate(root: Path, folder: Path) -> Exported:
     """Write the crate of the clone in `root`: published results, and local ones if there are any.
 
     Raises:
-        ExportError: the folder exists.
+        ExportError: the folder exists, or `CITATION.cff` doesn't or is incomplete.
     """
     require_new(folder)
-    about = read_citation(root)
+    about = read_citation(root, "title", "version", "license")
     with tempfile.TemporaryDirectory(prefix="claimcheck-") as scratch:
         database = str(Path(scratch) / "results.db")
         record(root.resolve(), database)
@@ -92,7 +94,7 @@ def write_crate(root: Path, folder: Path) -> Exported:
                     )
                     for digest, result in {result.environment_digest: result for result in results}.items()
                 ),
-                *_programs(about, results),
+                *_programs(root, about, results),
                 *(entity for result in results for entity in _training(result, experiments)),
                 *(entity for one in judged for entity in _verdict(one)),
                 _entity(
@@ -138,19 +140,27 @@ def _program_id(result: Result) -> str:
     return f"swh:1:rev:{result.origin['revision']}" if result.origin else _HERE
 
 
-def _programs(about: Mapping[str, Any], results: Iterable[Result]) -> Iterator[Entity]:
+def _programs(root: Path, about: Mapping[str, Any], results: Iterable[Result]) -> Iterator[Entity]:
     """Yield the program as it is here, and at each revision that published results."""
-    shared = {"license": _id(_licence_id(about)), "author": _id("#authors")}
-    version, code = about["version"], _id(f"{_CODE}/")
-    yield _entity(_HERE, "SoftwareApplication", "Claimcheck", softwareVersion=version, hasPart=code, **shared)
+    shared = {"license": _ids(_licence_ids(about)), "author": _id("#authors")}
+    code = [name for name in _CODE if (root / name).is_dir()]
+    yield _entity(
+        _HERE,
+        "SoftwareApplication",
+        about["title"],
+        softwareVersion=about["version"],
+        softwareRequirements=None if _CODE[0] in code else f"claimcheck=={version('claimcheck')}",
+        hasPart=_ids(f"{name}/" for name in code),
+        **shared,
+    )
     for key, origin in {_program_id(result): result.origin for result in results if result.origin}.items():
         changed = ", with changes that aren't committed" if origin["dirty"] else ""
         yield _entity(
             key,
             "SoftwareApplication",
-            f"Claimcheck at revision {origin['revision'][:12]}{changed}",
+            f"Revision {origin['revision'][:12]} of {about['title']}{changed}",
             softwareVersion=origin["revision"],
-            softwareRequirements=[f"{name} {version}" for name, version in sorted(origin["versions"].items())],
+            softwareRequirements=[f"{name} {number}" for name, number in sorted(origin["versions"].items())],
             **shared,
         )
 
@@ -248,8 +258,8 @@ def _verdict(one: JudgedClaim) -> Iterator[Entity]:
     )
 
 
-def _licence_id(about: Mapping[str, Any]) -> str:
-    return f"https://spdx.org/licenses/{about['license']}"
+def _licence_ids(about: Mapping[str, Any]) -> list[str]:
+    return [f"https://spdx.org/licenses/{licence}" for licence in read_licences(about)]
 
 
 def _authors(about: Mapping[str, Any]) -> Iterator[Entity]:
@@ -269,7 +279,7 @@ def _write(root: Path, folder: Path, about: Mapping[str, Any], entities: Iterabl
     from rocrate.model.dataset import Dataset as Folder
     from rocrate.rocrate import ROCrate
 
-    licence = _licence_id(about)
+    licences = _licence_ids(about)
     crate = ROCrate(version=_VERSION)
     crate.metadata.extra_terms.update(_TERMS)
     crate.root_dataset.properties().pop("datePublished", None)
@@ -277,9 +287,15 @@ def _write(root: Path, folder: Path, about: Mapping[str, Any], entities: Iterabl
         name = file.relative_to(root).as_posix()
         described = {"name": name, "encodingFormat": _FORMATS.get(file.suffix, "text/plain")}
         crate.add_file(file, name, properties=described)
-    crate.add(Folder(crate, dest_path=f"{_CODE}/", properties={"name": "Source code", "license": _id(licence)}))
+    code = [name for name in _CODE if (root / name).is_dir()]
+    for name in code:
+        described = {"name": f"Source code in {name}", "license": _ids(licences)}
+        crate.add(Folder(crate, dest_path=f"{name}/", properties=described))
     every = [
-        _entity(licence, "CreativeWork", about["license"], description="The licence of code and models"),
+        *(
+            _entity(key, "CreativeWork", name, description="The licence of code and models")
+            for key, name in zip(licences, read_licences(about), strict=True)
+        ),
         _entity(PROFILE, "CreativeWork", "Process Run Crate", version="0.5"),
         *_authors(about),
         *entities,
@@ -290,7 +306,7 @@ def _write(root: Path, folder: Path, about: Mapping[str, Any], entities: Iterabl
         "name": about["title"],
         "description": "Every training, its data, code, environment and numbers, and every verdict",
         "datePublished": published,
-        "license": _id(licence),
+        "license": _ids(licences),
         "conformsTo": _id(PROFILE),
         "author": _id("#authors"),
         "publisher": _id("#authors"),
@@ -299,4 +315,5 @@ def _write(root: Path, folder: Path, about: Mapping[str, Any], entities: Iterabl
         crate.root_dataset[name] = value
     crate.write(folder)
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
-    shutil.copytree(root / _CODE, folder / _CODE, dirs_exist_ok=True, ignore=ignored)
+    for name in code:
+        shutil.copytree(root / name, folder / name, dirs_exist_ok=True, ignore=ignored)

@@ -1,8 +1,8 @@
 """Writes our scores as records of Every Eval Ever 0.3, one file per model, as its datastore lays them out.
 
-Only full-length results on real data are written.  The standard error in a record's `uncertainty` is that of sampling
-for accuracies, and otherwise that between runs, as its `method` says; `details` has both, next to their numbers of
-samples and runs.
+Only full-length results on real data are written.  `uncertainty` has one source of error only, because its standard
+error and interval are read with one `num_samples`: the test samples for accuracies, else the training runs.  `details`
+always has the error between runs with its interval and number of runs, so accuracies have both.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -35,7 +35,7 @@ from stages.results import (
 from stages.upkeep.exporting import Exported, ExportError, name_author, read_citation, require_new, sampling_error
 
 SCHEMA = "0.3.0"
-COLLECTION = DEVELOPER = "claimcheck"
+COLLECTION = "claimcheck"
 
 
 def write_records(session: Session, root: Path, folder: Path, experiments: Collection[str]) -> Exported:
@@ -62,7 +62,7 @@ def write_records(session: Session, root: Path, folder: Path, experiments: Colle
             "no full-length result on real data; `claimcheck profile paper` makes the next repro train them"
         )
     for (experiment, name), scores in scored.items():
-        record = _record(session, about, f"{DEVELOPER}/{experiment}.{name}", scores)
+        record = _record(session, about, f"{COLLECTION}/{experiment}.{name}", scores)
         text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)
         unique = uuid.UUID(bytes=hashlib.sha256(text.encode()).digest()[:16], version=4)
         path = folder / "data" / COLLECTION / record["model_info"]["id"] / f"{unique}.json"
@@ -78,8 +78,12 @@ def _record(
 ) -> dict[str, Any]:
     comparison, arm = scores[0]
     dataset, paper = session.get_one(Dataset, comparison.dataset), session.get_one(Paper, comparison.paper)
-    published = _published(session, (key for _, arm in scores for key in arm.run_keys))
+    run_keys = [key for _, arm in scores for key in arm.run_keys]
+    origins = session.scalars(select(Result.origin).where(Result.run_key.in_(run_keys)))
+    times = [datetime.fromisoformat(origin["published"]).timestamp() for origin in origins if origin]
+    published = f"{max(times, default=time.time()):.0f}"  # seconds since 1970
     released = select(Checkpoint.id).where(Checkpoint.id.in_(arm.checkpoints), Checkpoint.dtype.is_not(None))
+    authors = ", ".join(map(name_author, about["authors"]))
     source = {"dataset_name": dataset.title, "source_type": "url", "url": [dataset.homepage]}
     return {
         "schema_version": SCHEMA,
@@ -88,15 +92,15 @@ def _record(
         "source_metadata": {
             "source_name": "Claimcheck",
             "source_type": "evaluation_run",
-            "source_organization_name": ", ".join(map(name_author, about["authors"])),
+            "source_organization_name": authors,
             "evaluator_relationship": "other",
-            "additional_details": {"relationship": "trained and evaluated without the paper's authors"},
+            "additional_details": {"relationship": "the evaluator trained the models"},
         },
         "eval_library": {"name": "claimcheck", "version": version("claimcheck")},
         "model_info": {
             "name": arm.title,
             "id": model,
-            "developer": DEVELOPER,
+            "developer": authors,
             "additional_details": {
                 "deployment_type": "self_deployed",
                 "model_availability": "open_weights" if session.scalar(released) else "closed_weights",
@@ -115,13 +119,6 @@ def _record(
             for comparison, arm in scores
         ],
     }
-
-
-def _published(session: Session, run_keys: Iterable[str]) -> str:
-    """Return when the newest of these runs was published, in seconds since 1970; now, if none is."""
-    origins = session.scalars(select(Result.origin).where(Result.run_key.in_([*run_keys])))
-    times = [datetime.fromisoformat(origin["published"]).timestamp() for origin in origins if origin]
-    return f"{max(times, default=time.time()):.0f}"
 
 
 _UNITS = {"rmse": "target", "mae": "target", "perplexity": "perplexity"}
@@ -143,24 +140,30 @@ def _metric(metric: MetricInfo) -> dict[str, Any]:
 def _score(comparison: ExperimentComparison, arm: ArmComparison) -> dict[str, Any]:
     ours, printed = arm.ours, arm.printed
     assert ours is not None, "the caller leaves out models without scores"
-    sampling = sampling_error(ours.value, ours.population.n_test) if ours.population else None
+    population = ours.population
+    sampling = sampling_error(ours.value, population.n_test) if population else None
     between = f"standard deviation over {ours.n} training runs / sqrt({ours.n})"
     interval_method = f"Student's t over {ours.n} training runs"
     if comparison.metric.of_arm:
         between, interval_method = f"the paper's own, over {ours.n} folds", f"jackknife over {ours.n} folds"
+    bounds, error, method, how, n = (
+        (population, sampling, "analytic", "Wilson score", population.n_test)
+        if population
+        else (ours, ours.stderr, between, interval_method, ours.n)
+    )
     uncertainty: dict[str, Any] = {}
-    if sampling is not None:
-        uncertainty = {"standard_error": {"value": sampling, "method": "analytic"}, "num_samples": ours.n_test}
-    elif ours.stderr is not None:
-        uncertainty = {"standard_error": {"value": ours.stderr, "method": between}, "num_samples": ours.n}
-    if ours.low is not None:
-        interval = {"lower": ours.low, "upper": ours.high, "confidence_level": 0.95, "method": interval_method}
+    if error is not None:
+        uncertainty = {"standard_error": {"value": error, "method": method}, "num_samples": n}
+    if bounds.low is not None:
+        interval = {"lower": bounds.low, "upper": bounds.high, "confidence_level": 0.95, "method": how}
         uncertainty["confidence_interval"] = interval
     verdicts = [f"{one.claim}: {one.status}" for one in arm.verdicts if one.metric == comparison.metric.name]
     details = {
         "training_runs": ours.n,
         "diverged_runs": ours.n_diverged,
+        "run_to_run_standard_deviation": ours.std,
         "run_to_run_standard_error": ours.stderr,
+        "run_to_run_interval": None if ours.low is None else f"{ours.low} to {ours.high} (95 %, {interval_method})",
         "test_samples": ours.n_test,
         "sampling_standard_error": sampling,
         "fidelity": comparison.label,

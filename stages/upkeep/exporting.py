@@ -14,6 +14,8 @@ import yaml
 
 from stages.faults import Mistake
 
+CITATION = "CITATION.cff"
+
 
 class ExportError(Mistake, ValueError):
     """Nothing is exported; the message says why."""
@@ -41,18 +43,34 @@ def require_package(name: str) -> ModuleType:
         raise ExportError(f"needs a package that isn't installed: pip install {name.partition('.')[0]}") from None
 
 
-def read_citation(root: Path) -> dict[str, Any]:
-    """Read `CITATION.cff`, which names the authors of what is exported."""
+def read_citation(root: Path, *needed: str) -> dict[str, Any]:
+    """Read `CITATION.cff`, which describes the project whose results are exported.
+
+    Raises:
+        ExportError: there is no such file, or it has no authors or lacks one of the `needed` fields.
+    """
     try:
-        found: dict[str, Any] = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))
+        found = yaml.safe_load((root / CITATION).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ExportError("needs the file CITATION.cff with authors, title, version and license") from None
-    return found
+        raise ExportError(f"needs the file {CITATION} with authors, title, version and license") from None
+    except yaml.YAMLError as error:
+        raise ExportError(f"{CITATION} isn't YAML: {error}") from None
+    about: dict[str, Any] = found if isinstance(found, dict) else {}
+    if missing := [name for name in ("authors", *needed) if not about.get(name)]:
+        raise ExportError(f"{CITATION} lacks {', '.join(missing)}; add {'it' if len(missing) == 1 else 'them'}")
+    return about
+
+
+def read_licences(about: Mapping[str, Any]) -> list[str]:
+    """Return the SPDX identifiers in `CITATION.cff`, of which users may choose one; none if it has no `license`."""
+    licences = about.get("license") or []
+    return [licences] if isinstance(licences, str) else list(licences)
 
 
 def name_author(author: Mapping[str, str]) -> str:
     """Return the name of an author in `CITATION.cff`, a person or an organisation."""
-    return author.get("name") or f"{author['given-names']} {author['family-names']}"
+    parts = ("given-names", "name-particle", "family-names", "name-suffix")
+    return author.get("name") or " ".join(author[part] for part in parts if part in author) or author.get("alias", "")
 
 
 def sampling_error(share: float, n: int) -> float:

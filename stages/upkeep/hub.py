@@ -1,40 +1,43 @@
 """Writes each released model as a repository of the Hugging Face Hub: weights, a model card, and `.eval_results`.
 
 A card's `model-index` and the Hub's newer `.eval_results/*.yaml` name a data set of the Hub, so a model that was
-trained on another one has neither.  Both give the accuracy of the released weights, on the whole test set; n and the
-the standard error of sampling and the standard deviation between training runs are in the notes.
+trained on another one has neither.  Both give the accuracy of the released weights, on the whole test set.  Their notes
+have n, the standard error of sampling, and the standard deviation between the runs of the model's own group.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import yaml
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from stages.results import (
-    ArmRow,
-    Checkpoint,
-    Dataset,
-    Estimate,
-    ExperimentRow,
-    Paper,
-    compare,
-    fidelity_of,
+from stages.results import ArmRow, Checkpoint, Claim, Dataset, ExperimentRow, Paper, Result, fidelity_of
+from stages.upkeep.exporting import (
+    CITATION,
+    Exported,
+    ExportError,
+    read_citation,
+    read_licences,
+    require_new,
+    require_package,
+    sampling_error,
 )
-from stages.upkeep.exporting import Exported, ExportError, require_new, require_package, sampling_error
 
-ON_THE_HUB = {"mnist": "ylecun/mnist", "cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
-"""The Hub's name of a data set."""
+ON_THE_HUB = {
+    ("http://yann.lecun.com/exdb/mnist/", 10): "ylecun/mnist",
+    ("https://www.cs.toronto.edu/~kriz/cifar.html", 10): "uoft-cs/cifar10",
+    ("https://www.cs.toronto.edu/~kriz/cifar.html", 100): "uoft-cs/cifar100",
+}
+"""The Hub's name of a data set by homepage and classes, because a project can name its own images `mnist`."""
 _TASK = "image-classification"
-_TERMS = """\
-The code is under Apache-2.0; the terms of the data set hold for the weights, too: see [NOTICE](NOTICE)."""
-_LICENCE = {"license": "other", "license_name": "apache-2.0-with-terms-of-the-data", "license_link": "NOTICE"}
 _BODY = """\
 # {title}
 
@@ -83,6 +86,7 @@ def write_models(session: Session, root: Path, folder: Path, experiments: Collec
     """
     require_new(folder)
     hub = require_package("huggingface_hub")
+    licences = read_licences(read_citation(root)) if (root / CITATION).is_file() else []
     wanted = select(Checkpoint).where(Checkpoint.dtype.is_not(None), Checkpoint.experiment.in_(experiments))
     released = session.scalars(wanted.order_by(Checkpoint.position)).all()
     if not released:
@@ -93,34 +97,48 @@ def write_models(session: Session, root: Path, folder: Path, experiments: Collec
         shutil.copy(root / model.path, target / "model.safetensors")
         if (root / "NOTICE").is_file():
             shutil.copy(root / "NOTICE", target)
-        _describe(session, hub, model, target)
+        _describe(session, hub, model, target, " or ".join(licences))
     return Exported(folder=folder, counts={"models": len(released)})
 
 
-def _describe(session: Session, hub: Any, model: Checkpoint, target: Path) -> None:
-    """Write the card and the evaluation results of one model."""
+def _describe(session: Session, hub: Any, model: Checkpoint, target: Path, licence: str) -> None:
+    """Write the card and the evaluation results of one model of a project under this licence, "" if it names none."""
     result, experiment = model.result, session.get_one(ExperimentRow, model.experiment)
     arm = session.get_one(ArmRow, (experiment.name, result.arm))
     dataset, paper = session.get_one(Dataset, experiment.dataset), session.get_one(Paper, experiment.paper)
     accuracy, n = model.accuracy, result.test_images
     assert accuracy is not None, "a released model was evaluated"
-    comparisons = compare(session, dataset=dataset.name, profile=result.profile, metric="accuracy")
-    (compared,) = (
-        one for each in comparisons if each.experiment == experiment.name for one in each.arms if one.arm == arm.name
+    same = [getattr(Result, name) == getattr(result, name) for name in ("experiment", "arm", "profile", "conditions")]
+    selected = select(Result.accuracy).where(*same, Result.is_selected, Result.accuracy.is_not(None))
+    runs = [value for value in session.scalars(selected) if value is not None]
+    sampling = sampling_error(accuracy, n)
+    deviation = stdev(runs) if len(runs) > 1 else None
+    between = "unknown: one run" if deviation is None else f"{deviation:.2%} ({len(runs)} runs)"
+    its_number = Claim.kind == "value", Claim.metric == "accuracy", Claim.value.is_not(None)
+    printed = session.scalar(
+        select(Claim)
+        .where(Claim.experiment == experiment.name, Claim.arm == arm.name, *its_number)
+        .order_by(Claim.position)
+        .limit(1)
     )
-    runs, sampling = compared.ours, sampling_error(accuracy, n)
-    between = _between(runs)
     source = {}
     if address := os.environ.get("CLAIMCHECK_ADDRESS"):
         source = {
             "source_name": "Claimcheck",
             "source_url": f"{address.rstrip('/')}/models/{experiment.name}.{arm.name}",
         }
-    fidelity, hub_name = fidelity_of(result), ON_THE_HUB.get(dataset.name)
-    metadata: dict[str, Any] = dict(_LICENCE) if (target / "NOTICE").is_file() else {}
+    fidelity, hub_name = fidelity_of(result), ON_THE_HUB.get((dataset.homepage, dataset.classes))
+    terms, link = f"The terms of the data set hold for the weights: {dataset.licence}.", dataset.homepage
+    if (target / "NOTICE").is_file():
+        terms, link = f"{terms} See [NOTICE](NOTICE).", "NOTICE"
+    metadata: dict[str, Any] = {}
+    if licence:
+        name = re.sub(r"[^a-z0-9.]+", "-", f"{licence} with terms of the data".lower())
+        metadata = {"license": "other", "license_name": name, "license_link": link}
+        terms = f"The code is under {licence}. {terms}"
     if hub_name is not None:
-        numbers = {"n": n, "sampling_standard_error": sampling, "training_runs": runs.n if runs else 1}
-        numbers |= {"run_to_run_standard_deviation": runs.std} if runs and runs.std is not None else {}
+        numbers = {"n": n, "sampling_standard_error": sampling, "training_runs": len(runs)}
+        numbers |= {} if deviation is None else {"run_to_run_standard_deviation": deviation}
         evaluation = hub.EvalResult(
             task_type=_TASK,
             dataset_type=hub_name,
@@ -154,7 +172,6 @@ def _describe(session: Session, hub: Any, model: Checkpoint, target: Path) -> No
         metrics=["accuracy"],
         **metadata,
     )
-    printed = compared.printed
     body = _BODY.format(
         title=f"{arm.title}: {experiment.title}",
         role=arm.role,
@@ -164,8 +181,8 @@ def _describe(session: Session, hub: Any, model: Checkpoint, target: Path) -> No
         n=n,
         accuracy=accuracy,
         sampling=sampling,
-        mean=runs.value if runs else accuracy,
-        runs=runs.n if runs else 1,
+        mean=fmean(runs),
+        runs=len(runs),
         between=between,
         printed=f"| printed by the paper ({printed.place}) | {printed.value:.2%} |\n" if printed else "",
         dtype=model.dtype,
@@ -174,13 +191,7 @@ def _describe(session: Session, hub: Any, model: Checkpoint, target: Path) -> No
         run_key=result.run_key,
         model=result.spec["model"]["path"],
         revision=result.origin and result.origin["revision"],
-        terms=_TERMS if (target / "NOTICE").is_file() else f"The terms of the data set: {dataset.licence}",
+        terms=terms,
         protocol=yaml.safe_dump(result.spec["protocol"], sort_keys=False, allow_unicode=True),
     )
     hub.ModelCard(f"---\n{data}\n---\n\n{body}").save(target / "README.md")
-
-
-def _between(runs: Estimate | None) -> str:
-    if runs is None or runs.std is None:
-        return "unknown: one run"
-    return f"{runs.std:.2%} ({runs.n} runs)"

@@ -163,7 +163,9 @@ def check_data(folder: Path, recorded: str, in_spec: str) -> Link:
     if recorded != in_spec:
         return Link("data", "broken", f"the result names data {recorded[:12]}…, its spec {in_spec[:12]}…")
     if not (folder / "dataset.json").is_file():
-        return Link("data", "not here", f"{folder.name} is not packed here; `dvc repro preprocess@{folder.name}` does")
+        return Link(
+            "data", "not here", f"{folder.name} is not packed here; `dvc repro preprocess@{folder.name}` packs it"
+        )
     try:
         info = read_info(folder)
         digest = digest_packed(folder, info)

@@ -64,8 +64,8 @@ def judge_hardware(printed_device: str, our_device: str) -> Verdict | None:
         return None
     return Verdict(
         status=Status.OTHER_HARDWARE,
-        explanation=f"Printed for {printed_device}, measured on {our_device}: across devices times don't compare, and "
-        "a ratio of times may stand beside another one but decides nothing.",
+        explanation=f"Printed for {printed_device}, measured on {our_device}: times on different devices can't be "
+        "compared, and neither can ratios of them.",
     )
 
 

@@ -263,7 +263,7 @@ def judge_equivalence(
             return Status.INCONCLUSIVE, ""
         if by >= size:
             return Status.UNDECIDABLE, AS_LARGE
-        return Status.UNDECIDABLE, "no number of our replicates decides beside the paper's own error"
+        return Status.UNDECIDABLE, "the paper's own error is so large that no number of our replicates would decide"
 
     def beyond(reach: Callable[..., Numbers], replicates: float, alpha: float, by: float) -> float:
         return float(by - reach(by, replicates, alpha))

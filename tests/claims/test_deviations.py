@@ -34,8 +34,8 @@ def test_every_trained_number_has_a_deviation(found: dict[str, PaperDeviations])
     records = [record for paper in found.values() for record in paper.deviations.values()]
     touching = {claim for record in records for claim in touched(record, CLAIMS)}
     kinds = ("value", "order", "difference", "gap", "equivalence")
-    told = [claim for claim in CLAIMS if claim.paper in found]
-    trained = {claim.id for claim in told if claim.experiment and claim.kind in kinds}
+    described = [claim for claim in CLAIMS if claim.paper in found]
+    trained = {claim.id for claim in described if claim.experiment and claim.kind in kinds}
     timed = {claim.id for claim in CLAIMS if claim.metric in ("inference_time", "train_seconds")}
     rest = trained - timed - touching
     assert rest == {"nmn.ext.gpt.thr.linear", "nmn.ext.gpt.thr.aether"}, rest
@@ -70,7 +70,7 @@ def test_pattern_matches_whole_ids() -> None:
 
 
 def test_paper_without_a_file_has_no_deviations() -> None:
-    assert read_deviations(["nobody"]) == []
+    assert read_deviations(["unknown"]) == []
 
 
 def test_unknown_key_is_reported_by_file_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

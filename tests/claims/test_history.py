@@ -66,9 +66,9 @@ def test_changed_metric_is_explained_on_the_claims_page(tmp_path: Path) -> None:
     record(tmp_path, str(tmp_path / "results.db"))
     settings = Settings(database=str(tmp_path / "results.db"), root=tmp_path)
     with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
-        told = client.get(f"/api/v1/claims/{GAIN}").json()["changes"]
+        changes = client.get(f"/api/v1/claims/{GAIN}").json()["changes"]
         page = client.get(f"/claims/{GAIN}", headers={"accept": "text/html"}).text
-    assert told[-1] == {
+    assert changes[-1] == {
         "date": "2026-11-24",
         "part": "claim",
         "changed": {"metric": ["selected_log_mse", "log_mse"]},
@@ -77,7 +77,7 @@ def test_changed_metric_is_explained_on_the_claims_page(tmp_path: Path) -> None:
         "seen": None,
         "why": "The last epoch looked better.",
     }
-    narrowed = next(change["changed"]["statement"] for change in told if "statement" in change["changed"])
+    narrowed = next(change["changed"]["statement"] for change in changes if "statement" in change["changed"])
     assert [text.endswith("about alike at all widths") for text in narrowed] == [True, False]
     assert "after results were published" in page and "The last epoch looked better." in page
 
@@ -143,6 +143,6 @@ def test_history_line_says_whether_code_altered_verdicts(tmp_path: Path) -> None
     code = [change for change in read_history(ROOT / PATH) if change.subject == "code"][-1]
     for alters in (True, False):
         append(tmp_path / "history.jsonl", [code], date="2026-11-24", why="Names.", alters=alters)
-    told = read_history(tmp_path / "history.jsonl")
-    assert [change.alters for change in told] == [True, False]
+    changes = read_history(tmp_path / "history.jsonl")
+    assert [change.alters for change in changes] == [True, False]
     assert "seen" not in (tmp_path / "history.jsonl").read_text(), "no optional field is written"

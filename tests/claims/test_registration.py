@@ -252,9 +252,9 @@ def test_registered_margin_is_that_of_the_judge() -> None:
     """For every trained claim, with results of all experiments."""
     for judgement in judged_with(5):
         claim, verdict = judgement.claim, judgement.verdict
-        told = verdict if verdict.size is None else verdict.size
-        if told.margin is not None:
-            assert told.margin == pytest.approx(kind_of(claim, params().verdicts).margin), claim.id
+        judged = verdict if verdict.size is None else verdict.size
+        if judged.margin is not None:
+            assert judged.margin == pytest.approx(kind_of(claim, params().verdicts).margin), claim.id
 
 
 def test_database_has_the_registration_mark(copy: Path, story: Story) -> None:

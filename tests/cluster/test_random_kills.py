@@ -1,7 +1,8 @@
-"""Random faults on either engine and either store leave every result once, bit for bit.
+"""After random faults, on either engine and either store, every result exists once, with the same bits.
 
-Each seed is a fault (`tests.cluster.mishaps`). `make test-cluster` runs five; for the soak, `CLAIMCHECK_SOAK_KILLS`
-sets the number and `CLAIMCHECK_SOAK_SEED` the first seed: if an earlier soak ended there, its report is continued.
+Each seed selects a fault (`tests.cluster.mishaps`).  `make test-cluster` runs five.  For the soak,
+`CLAIMCHECK_SOAK_KILLS` sets the number and `CLAIMCHECK_SOAK_SEED` the first seed: if an earlier soak ended there, its
+report is continued.
 """
 
 import json
@@ -85,7 +86,7 @@ def test_every_result_exists_once_after_a_hundred_faults(try_seed: Try) -> None:
                 "attempts lost": dict(sorted(lost.items())),
                 **again,
                 "outcome": "each run published once, histories and weights bitwise those of undisturbed trainings, "
-                "every other attempt lost with a reason of this fault, nothing trains on, no state left",
+                "every other attempt lost with a reason of this fault, no training continues, no state is left",
             },
         )
 

@@ -83,12 +83,12 @@ def test_published_run_is_explained_in_a_fresh_clone(tmp_path: Path) -> None:
         (tmp_path / part).symlink_to(REPOSITORY / part)
     (tmp_path / "here").mkdir()
     label = "dac-sgemm.mlp-25x5.0"
-    told = why(tmp_path, label)
-    assert told["run_key"] is None and told["reason"].endswith("(its key is unknown until its data are packed)")
-    assert {part.partition(":")[0] for part in told["changed"]} <= {
+    answer = why(tmp_path, label)
+    assert answer["run_key"] is None and answer["reason"].endswith("(its key is unknown until its data are packed)")
+    assert {part.partition(":")[0] for part in answer["changed"]} <= {
         *("protocol.batch_size", "protocol.epochs", "protocol.observe_test", "protocol.steps_per_epoch"),
     }
-    published = why(tmp_path, told["against"]["run_key"][:10])
+    published = why(tmp_path, answer["against"]["run_key"][:10])
     assert published["published"][0]["where"].startswith("data/evidence/dac-sgemm.jsonl, line ")
     assert published["run"] == label and published["reason"].startswith("kept: ")
 

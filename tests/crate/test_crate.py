@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,8 @@ def graph(crate: Path) -> dict[str, dict[str, Any]]:
 
 def digest(folder: Path) -> str:
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    told = "".join(f"{path.relative_to(folder)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in files)
-    return hashlib.sha256(told.encode()).hexdigest()
+    lines = "".join(f"{path.relative_to(folder)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in files)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def test_same_files_give_the_same_bytes(clone: Path, crate: Path, tmp_path: Path) -> None:
@@ -115,6 +116,27 @@ def test_crate_has_profile_licence_authors_and_all_its_files(crate: Path) -> Non
         "stages/" in entities and (crate / "stages" / "cli.py").is_file() and not any("__pycache__" in f for f in files)
     )
     assert len(root["mentions"]) == trainings() + 1, "every training, plus the judging"
+
+
+def test_crate_of_a_project_of_ones_own_has_its_code_licences_and_authors(clone: Path, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(clone, project, symlinks=True, ignore=shutil.ignore_patterns("stages", "CITATION.cff", "evidence"))
+    (project / "papers").mkdir()
+    (project / "papers" / "models.py").write_text("")
+    about = {"title": "Digits", "version": "3.1", "authors": [{"alias": "ada"}], "license": ["MIT", "BSD-3-Clause"]}
+    for field in ("license", "version", "title", "authors"):
+        lacking = {name: value for name, value in about.items() if name != field}
+        (project / "CITATION.cff").write_text(json.dumps(lacking))
+        with pytest.raises(ExportError, match=rf"CITATION\.cff lacks {field}; add it"):
+            write_crate(project, tmp_path / "crate")
+    (project / "CITATION.cff").write_text(json.dumps(about))
+    write_crate(project, tmp_path / "crate")
+    entities = graph(tmp_path / "crate")
+    program = entities["#claimcheck"]
+    assert (program["name"], program["softwareVersion"], program["hasPart"]) == ("Digits", "3.1", {"@id": "papers/"})
+    assert program["softwareRequirements"] == f"claimcheck=={version('claimcheck')}"
+    assert [entities[one["@id"]]["name"] for one in entities["./"]["license"]] == about["license"]
+    assert entities["#authors"]["name"] == "ada" and (tmp_path / "crate" / "papers" / "models.py").is_file()
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from huggingface_hub import ModelCard, parse_eval_result_entries
+from scipy import stats
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -76,8 +77,8 @@ def records_below(folder: Path) -> dict[str, Any]:
     return {record["model_info"]["id"]: record for record in records}
 
 
-def accuracies(session: Session, experiment: str, arm: str) -> list[float]:
-    chosen = Result.experiment == experiment, Result.arm == arm, Result.is_selected
+def accuracies(session: Session, experiment: str, arm: str, *conditions: Any) -> list[float]:
+    chosen = Result.experiment == experiment, Result.arm == arm, Result.is_selected, *conditions
     return [accuracy for accuracy in session.scalars(select(Result.accuracy).where(*chosen)) if accuracy is not None]
 
 
@@ -104,33 +105,90 @@ def test_released_model_has_a_card_and_results_that_the_hub_can_parse(
         assert in_card.metric_args["sampling_standard_error"] == pytest.approx(sampling)
         assert f"n = {release['n']} test images, standard error of sampling {sampling:.4f}" in entry.notes
         assert "shortened run" in entry.notes and "shortened run" in card.text and (folder / "NOTICE").is_file()
+        assert (card.data.license, card.data.license_link) == ("other", "NOTICE")
+        assert card.data.license_name == "apache-2.0-with-terms-of-the-data"
     predictor = load_predictor(tmp_path / "hub" / "ninformer-mnist.ninformer.0" / "model.safetensors")
     samples = read_images(REPOSITORY / "data" / "samples" / "mnist", "test")
     assert (predictor.probabilities(samples.images).argmax(1) == samples.labels).mean() > 0.8, "as its card says"
 
 
-def test_card_of_a_model_with_replicates_has_the_error_between_runs(published: str, tmp_path: Path) -> None:
-    database = str(shutil.copy(published, tmp_path / "results.db"))
-    root = tmp_path / "project"  # has no NOTICE
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project without CITATION.cff and NOTICE."""
+    root = tmp_path / "project"
     (root / "data").mkdir(parents=True)
     (root / "data" / "models").symlink_to(REPOSITORY / "data" / "models")
+    return root
+
+
+@pytest.fixture
+def replicated(published: str, tmp_path: Path) -> str:
+    """A database whose only released model is one of ten trainings, four of which ran under weaker conditions."""
+    database = str(shutil.copy(published, tmp_path / "results.db"))
     with closing(sqlite3.connect(database)) as writable, writable:
         writable.execute("DELETE FROM checkpoints WHERE position > 0")
         writable.execute(
             "UPDATE checkpoints SET experiment = 'nmn-mnist', "
-            "result_id = (SELECT min(id) FROM results WHERE experiment = 'nmn-mnist' AND arm = 'yat-mlp')"
+            "result_id = (SELECT min(id) FROM results WHERE experiment = 'nmn-mnist' AND arm = 'yat-mlp' "
+            "AND replicate = 0)"
         )
+        writable.execute(
+            "UPDATE results SET conditions = 'weaker', group_position = group_position + 1 "
+            "WHERE experiment = 'nmn-mnist' AND replicate < 4"
+        )
+    return database
+
+
+def write_card(database: str, project: Path, folder: Path) -> ModelCard:
     with open_results(database)() as session:
-        write_models(session, root, tmp_path / "hub", ["nmn-mnist"])
-        values = accuracies(session, "nmn-mnist", "yat-mlp")
-    (card,) = (ModelCard.load(path) for path in (tmp_path / "hub").glob("*/README.md"))
+        write_models(session, project, folder, ["nmn-mnist"])
+    (card,) = (ModelCard.load(path) for path in folder.glob("*/README.md"))
+    return card
+
+
+def test_card_has_the_error_between_runs_of_the_same_conditions(replicated: str, project: Path, tmp_path: Path) -> None:
+    card = write_card(replicated, project, tmp_path / "hub")
+    with open_results(replicated)() as session:
+        values = accuracies(session, "nmn-mnist", "yat-mlp", Result.conditions == "weaker")
     numbers = card.data.eval_results[0].metric_args
-    assert card.data.license is None and "The terms of the data set: CC BY-SA 3.0" in card.text
-    assert numbers["training_runs"] == len(values) == 10
+    assert numbers["training_runs"] == len(values) == 4
     assert numbers["run_to_run_standard_deviation"] == pytest.approx(statistics.stdev(values))
+    assert "| printed by the paper (authors' web pages) | 94.97% |" in card.text
 
 
-def test_score_has_n_and_both_standard_errors(clone: Path, published: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("licence", "named"),
+    [
+        (None, None),
+        ("MIT", "mit-with-terms-of-the-data"),
+        (["MIT", "BSD-3-Clause"], "mit-or-bsd-3-clause-with-terms-of-the-data"),
+    ],
+)
+def test_card_has_the_licences_of_the_project_and_the_data(
+    licence: str | list[str] | None, named: str | None, replicated: str, project: Path, tmp_path: Path
+) -> None:
+    if licence:
+        about = {"authors": [{"alias": "ada"}], "license": licence}
+        (project / "CITATION.cff").write_text(yaml.safe_dump(about))
+    card = write_card(replicated, project, tmp_path / "hub")
+    assert card.data.get("license_name") == named
+    assert card.data.get("license_link") == (named and "http://yann.lecun.com/exdb/mnist/")
+    assert "The terms of the data set hold for the weights: CC BY-SA 3.0." in card.text
+
+
+def test_images_that_a_project_names_mnist_are_not_the_hubs_mnist(
+    replicated: str, project: Path, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(replicated)) as writable, writable:
+        writable.execute("UPDATE datasets SET homepage = 'https://example.org/digits' WHERE name = 'mnist'")
+    card = write_card(replicated, project, tmp_path / "hub")
+    assert card.data.datasets is None and not card.data.eval_results
+    assert not list((tmp_path / "hub").rglob(".eval_results"))
+
+
+def test_uncertainty_has_one_source_and_details_has_the_error_between_runs(
+    clone: Path, published: str, tmp_path: Path
+) -> None:
     with open_results(published)() as session:
         write_records(session, clone, tmp_path / "records", ["nmn-mnist", "ninformer-mnist"])
         values = accuracies(session, "nmn-mnist", "yat-mlp")
@@ -138,11 +196,19 @@ def test_score_has_n_and_both_standard_errors(clone: Path, published: str, tmp_p
     scores = {score["metric_config"]["metric_id"]: score["score_details"] for score in record["evaluation_results"]}
     accuracy, mean, between = scores["accuracy"], statistics.fmean(values), statistics.stdev(values) / math.sqrt(10)
     assert accuracy["score"] == pytest.approx(mean)
-    sampling = {"value": pytest.approx(math.sqrt(mean * (1 - mean) / 10_000)), "method": "analytic"}
-    assert accuracy["uncertainty"]["standard_error"] == sampling and accuracy["uncertainty"]["num_samples"] == 10_000
+    for score in scores.values():
+        uncertainty = score["uncertainty"]
+        error, interval = uncertainty["standard_error"], uncertainty["confidence_interval"]
+        is_sampling = score is accuracy
+        assert uncertainty["num_samples"] == (10_000 if is_sampling else 10)
+        assert ("training runs" in error["method"]) == ("training runs" in interval["method"]) == (not is_sampling)
+        half = stats.norm.ppf(0.975) if is_sampling else stats.t.ppf(0.975, 9)
+        assert interval["upper"] - interval["lower"] == pytest.approx(2 * half * error["value"], rel=1e-3)
+        assert score["details"]["run_to_run_interval"].endswith("(95 %, Student's t over 10 training runs)")
+    assert accuracy["uncertainty"]["standard_error"]["value"] == pytest.approx(math.sqrt(mean * (1 - mean) / 10_000))
     assert float(accuracy["details"]["run_to_run_standard_error"]) == pytest.approx(between)
+    assert float(accuracy["details"]["run_to_run_standard_deviation"]) == pytest.approx(statistics.stdev(values))
     assert (accuracy["details"]["training_runs"], accuracy["details"]["test_samples"]) == ("10", "10000")
-    assert "10 training runs" in scores["loss"]["uncertainty"]["standard_error"]["method"]
 
 
 def test_export_refuses_what_it_cannot_write(

@@ -22,13 +22,13 @@ NODE = Resources(cpus=2, gpus=1)
 class Script:
     """A cluster of one node that starts tasks at once and sends a heartbeat every 20 ms.
 
-    `told` lists further messages of the group's n-th task; a task that is asked to stop confirms it.
+    `messages` lists further messages of the group's n-th task; a task that is asked to stop confirms it.
     """
 
     name = "of this test"
 
-    def __init__(self, told: dict[str, list[list[tuple[Any, ...]]]], *, takes_steps: bool = True) -> None:
-        self._told, self._takes_steps, self._steps = told, takes_steps, 0
+    def __init__(self, messages: dict[str, list[list[tuple[Any, ...]]]], *, takes_steps: bool = True) -> None:
+        self._messages, self._takes_steps, self._steps = messages, takes_steps, 0
         self._arrived: list[tuple[Any, ...]] = []
         self._running: dict[int, Any] = {}
         self._beat = 0.0
@@ -57,9 +57,9 @@ class Script:
         self.shares.append(share)
         self._running[number] = request
         self._arrived += [(number, "placed", "there", 7), (number, "started", 1)]
-        for told in self._told[request.group.label].pop(0) if self._told.get(request.group.label) else []:
-            self._arrived.append((number, *told))
-            if told[0] == "ended":
+        for message in self._messages[request.group.label].pop(0) if self._messages.get(request.group.label) else []:
+            self._arrived.append((number, *message))
+            if message[0] == "ended":
                 del self._running[number]
 
     def _cancel(self, number: int, is_forced: bool) -> None:

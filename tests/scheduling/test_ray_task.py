@@ -43,33 +43,33 @@ def ask_for(group: Group, **changes: Any) -> TaskRequest:
     return dataclasses.replace(request, **changes)
 
 
-def told_by(ask: TaskRequest, packed: Any = None) -> list[tuple[Any, ...]]:
-    told: list[tuple[Any, ...]] = []
-    train_group(ask, lambda *event: told.append(event), packed)
-    return told
+def events_of(ask: TaskRequest, packed: Any = None) -> list[tuple[Any, ...]]:
+    events: list[tuple[Any, ...]] = []
+    train_group(ask, lambda *event: events.append(event), packed)
+    return events
 
 
-def kinds(told: list[tuple[Any, ...]]) -> list[str]:
-    return list(dict.fromkeys(event[0] for event in told if event[0] not in ("progress", "beat")))
+def kinds(events: list[tuple[Any, ...]]) -> list[str]:
+    return list(dict.fromkeys(event[0] for event in events if event[0] not in ("progress", "beat")))
 
 
 def test_node_reports_start_states_and_a_complete_outcome(project: Path) -> None:
     group = group_of(project)
-    told = told_by(ask_for(group))
-    assert kinds(told) == ["placed", "started", "saved", "trained"]
-    (outcomes,) = (event[1] for event in told if event[0] == "trained")
+    events = events_of(ask_for(group))
+    assert kinds(events) == ["placed", "started", "saved", "trained"]
+    (outcomes,) = (event[1] for event in events if event[0] == "trained")
     assert {key: find_fault(files, key) for key, files in outcomes.items()} == {group.run_keys[0]: None}
 
 
 def test_node_resumes_from_a_reported_state_to_the_same_outcome(project: Path) -> None:
     group = group_of(project)
-    whole = told_by(ask_for(group))
+    whole = events_of(ask_for(group))
     states = {event[1]: event[2] for event in whole if event[0] == "saved"}
-    resumed = told_by(ask_for(group, states=states))
+    resumed = events_of(ask_for(group, states=states))
     assert len([event for event in resumed if event[0] == "progress"]) < len(
         [event for event in whole if event[0] == "progress"]
     )
-    (first,), (second,) = ([e[1] for e in told if e[0] == "trained"] for told in (whole, resumed))
+    (first,), (second,) = ([e[1] for e in events if e[0] == "trained"] for events in (whole, resumed))
     key = group.run_keys[0]
     assert first[key]["weights.safetensors"] == second[key]["weights.safetensors"]
 
@@ -83,14 +83,14 @@ def test_several_devices_train_one_run_and_report_its_states(project: Path) -> N
 
     edit(project / "params" / f"{EXPERIMENT}.yaml", without_dropout)
     group = group_of(project)
-    whole = told_by(ask_for(group, device="cpu+cpu"))
+    whole = events_of(ask_for(group, device="cpu+cpu"))
     assert kinds(whole) == ["placed", "started", "saved", "trained"]
     (name,) = {event[1] for event in whole if event[0] == "saved"}
     last = next(event[2] for event in reversed(whole) if event[0] == "saved")
-    resumed = told_by(ask_for(group, device="cpu+cpu", states={name: last}))
-    steps = [sum(event[0] == "progress" for event in told) for told in (whole, resumed)]
+    resumed = events_of(ask_for(group, device="cpu+cpu", states={name: last}))
+    steps = [sum(event[0] == "progress" for event in events) for events in (whole, resumed)]
     assert name == f"{group.run_keys[0]}/resume.pt" and steps[1] < steps[0]
-    (first,), (second,) = ([e[1] for e in told if e[0] == "trained"] for told in (whole, resumed))
+    (first,), (second,) = ([e[1] for e in events if e[0] == "trained"] for events in (whole, resumed))
     assert find_fault(first[group.run_keys[0]], group.run_keys[0]) is None
     assert [files["weights.safetensors"] for files in first.values()] == [
         files["weights.safetensors"] for files in second.values()
@@ -100,15 +100,15 @@ def test_several_devices_train_one_run_and_report_its_states(project: Path) -> N
 def test_interrupt_saves_the_state_and_stops(project: Path) -> None:
     """Ray cancels a task by an interrupt of its main thread."""
     assert threading.current_thread() is threading.main_thread()
-    group, told, before = group_of(project), list[tuple[Any, ...]](), signal.getsignal(signal.SIGINT)
+    group, events, before = group_of(project), list[tuple[Any, ...]](), signal.getsignal(signal.SIGINT)
 
     def tell(*event: Any) -> None:
-        told.append(event)
+        events.append(event)
         if event[0] == "progress":
             os.kill(os.getpid(), signal.SIGINT)
 
     train_group(ask_for(group), tell, None)
-    assert kinds(told) == ["placed", "started", "saved", "stopped"]
+    assert kinds(events) == ["placed", "started", "saved", "stopped"]
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -121,17 +121,17 @@ def test_rejected_store_keys_are_reported_before_training(
     ask = ask_for(group, store=ObjectStore(f"s3://{BUCKET}/keys", project / "read"))
     object_server.refuse_keys()
     try:
-        told = told_by(ask)
+        events = events_of(ask)
     finally:
         object_server.refuse_keys(after=math.inf)
-    assert kinds(told) == ["placed", "store_refused"] and "access is refused" in told[-1][1]
+    assert kinds(events) == ["placed", "store_refused"] and "access is refused" in events[-1][1]
 
 
 def test_code_that_differs_from_the_run_key_is_rejected_by_name(project: Path) -> None:
     group = group_of(project)
     code = dict(group.specs[0].code) | {"stages.training.loop": "0" * 16}
-    told = told_by(ask_for(dataclasses.replace(group, specs=(dataclasses.replace(group.specs[0], code=code),))))
-    kind, _, end, message = told[-1]
+    events = events_of(ask_for(dataclasses.replace(group, specs=(dataclasses.replace(group.specs[0], code=code),))))
+    kind, _, end, message = events[-1]
     assert (kind, end) == ("failed", "failed")
     assert "asks for other code than" in message and "(stages.training.loop): nothing is trained" in message
 

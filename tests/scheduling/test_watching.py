@@ -33,10 +33,10 @@ def store(tmp_path: Path) -> RunStore:
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Both clocks of journals, set by tests."""
-    told = [1000.0]
-    monkeypatch.setattr("stages.scheduling.journal.time.time", lambda: told[0])
-    monkeypatch.setattr("stages.scheduling.journal.time.monotonic", lambda: told[0])
-    return told
+    clock = [1000.0]
+    monkeypatch.setattr("stages.scheduling.journal.time.time", lambda: clock[0])
+    monkeypatch.setattr("stages.scheduling.journal.time.monotonic", lambda: clock[0])
+    return clock
 
 
 def only_row(watched: Watched) -> ProgressRow:
@@ -93,7 +93,7 @@ def test_training_needs_a_lease_to_count_as_running(store: RunStore, now: list[f
         written.report(Event(kind="started", label="a x.0", device="cpu"))
         now[0] += 10
         written.report(Event(kind="progress", label="a x.0", progress=PROGRESS))
-        assert only_row(watch(store, PRICES, now[0])).runs["lost"] == 1, "nobody holds the lease"
+        assert only_row(watch(store, PRICES, now[0])).runs["lost"] == 1, "the lease is free"
 
 
 def test_dead_owner_runs_nothing_despite_its_journal(store: RunStore) -> None:

@@ -35,8 +35,8 @@ def assert_says_what_it_would_say(judge: Callable[[float], Verdict], margin: flo
     """Judge again just below and above each predicted change of verdict, and far beyond the last."""
     verdict = judge(margin)
     stretches = verdict.by_margin
-    told = [*stretches[1:], None] if stretches else []
-    for before, after in zip(stretches, told, strict=True):
+    following = [*stretches[1:], None] if stretches else []
+    for before, after in zip(stretches, following, strict=True):
         if after is None:
             assert judge(4 * before.start + 1).status is before.status
         else:

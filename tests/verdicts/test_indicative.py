@@ -61,9 +61,9 @@ def test_direction_depends_on_the_claim_and_the_metric() -> None:
     ],
 )
 def test_order_is_indicated_from_two_spreads(gain: float, indicates: bool, said: str) -> None:
-    may, told = weigh_gap(gain, 0.01)
-    assert may is indicates and said in told, told
-    assert told.endswith("16 of 16 held." if indicates else "too close to say.")
+    may, explanation = weigh_gap(gain, 0.01)
+    assert may is indicates and said in explanation, explanation
+    assert explanation.endswith("16 of 16 held." if indicates else "too close to say.")
 
 
 def test_no_order_is_indicated_without_a_spread() -> None:

@@ -107,7 +107,7 @@ def test_replicates_beyond_an_analysis_are_only_mentioned() -> None:
 
 
 def test_gap_in_the_planned_order_ends_the_analysis() -> None:
-    """Nobody may choose which five of ten count."""
+    """The five of ten replicates that count are fixed."""
     later = Sample(tuple(Observation(index=index, value=0.81) for index in (0, 1, 2, 4, 5, 6, 7, 8)))
     verdict = judge_value(ValueClaim(value=0.81, margin=0.01), later, rules=RULES)
     assert (verdict.status, verdict.n) == (Status.INCONCLUSIVE, 4)

@@ -249,8 +249,9 @@ class TrainedKind(Kind):
     def judge_labs(self, facts: Facts) -> Judgement | None:
         """Judge the claim by the means of the labs that completed the plan, by an interval for any number of labs.
 
-        Nobody plans how many labs come, or when.  Labs with the same seeds count once, because their means differ too
-        little.  Returns None if the claim can't be judged so, or no lab has completed the plan.
+        The number of labs isn't planned, so the interval must hold at any.  Labs with the same seeds count once,
+        because their means differ too little.  Returns None if the claim can't be judged so, or no lab has completed
+        the plan.
         """
         claim, found, labs, seeds = self.claim, list[ClaimSamples](), list[ClaimSamples](), set[int]()
         groups = [group for group in facts.groups_of(claim) if group.evidence_level is EvidenceLevel.DECIDES]

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-# Names by which constructors take what the data set gives.
+# Keywords by which constructors accept the properties of a data set.
 _ALIASES = {
     "image_size": ("image_size", "img_size"),
     "in_channels": ("in_channels", "in_chans", "num_channels"),
@@ -22,10 +22,10 @@ _WEIGHTS = ("pretrained", "weights", "weights_backbone", "checkpoint_path", "pre
 
 
 class ImportedModel(nn.Module):
-    """The network that `module:name` makes of `arguments`, and of what the data set gives if it takes that: logits.
+    """The network that `module:name` builds from `arguments`, and from the properties of the data set that it accepts.
 
-    A class has to be a module, and a function to be annotated with the module that it returns: nothing else of an
-    installed package is called.  Weights are never downloaded, because no run key would cover them.
+    It returns logits.  A class must be a module, and a function must be annotated with the module that it returns;
+    nothing else of an installed package is called.  Weights are never downloaded, because no run key would cover them.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ImportedModel(nn.Module):
 
 
 def _find(address: str) -> tuple[Any, Any]:
-    """The callable, and the class of its configuration if it takes one, as transformers' models do.
+    """Return the callable, and the class of its configuration if it takes one, as transformers' models do.
 
     Raises:
         ValueError: it can't be imported or found, or makes no module.
@@ -100,7 +100,7 @@ def _find(address: str) -> tuple[Any, Any]:
 
 
 def _keywords(make: Any) -> tuple[list[str], bool]:
-    """Names that a callable takes, or the class that it returns, and whether it takes others, too."""
+    """Return the keywords of a callable, or of the class that it returns, and whether it accepts any others."""
     parameters = inspect.signature(make, eval_str=not inspect.isclass(make)).parameters
     names = [name for name, one in parameters.items() if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
     is_open = any(one.kind == one.VAR_KEYWORD for one in parameters.values())

@@ -36,9 +36,9 @@ def test_differing_path_is_reported_once_by_name(capsys: pytest.CaptureFixture[s
     made: list[str] = []
     for _ in range(3):
         assert not agrees_here("a sum", way(made, 1.0), way(made, 1.0 + 2**-23))
-    told = capsys.readouterr().err.splitlines()
-    assert len(made) == 2 and len(told) == 1 and told[0].startswith("a sum: ")
-    assert torch.backends.cpu.get_cpu_capability() in told[0]
+    shown = capsys.readouterr().err.splitlines()
+    assert len(made) == 2 and len(shown) == 1 and shown[0].startswith("a sum: ")
+    assert torch.backends.cpu.get_cpu_capability() in shown[0]
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")  # warns about a deprecated switch

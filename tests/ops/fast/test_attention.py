@@ -230,7 +230,7 @@ def test_expanded_gradient_of_a_sum_is_supported(calls: list[str]) -> None:
     assert all(map(torch.equal, whole, sums)) and "attention_backward" in calls
 
 
-def weights_beside_one(scores: Tensor) -> Tensor:
+def weights_against_one(scores: Tensor) -> Tensor:
     """Return the weight of a key with this score next to one with score 0; 2 q·k − t of a zero query is −t."""
     count = len(scores)
     q, k = torch.zeros(count, 1, 1), torch.zeros(count, 2, 1)
@@ -245,13 +245,13 @@ def test_exponentials_are_accurate_down_to_underflow() -> None:
     halves = math.log(2) * torch.arange(-125.5, 0)
     scores = torch.cat([torch.tensor(ends), halves, torch.linspace(-87.33, 0, 20_001)])
     wanted = scores.double().sigmoid().float()
-    torch.testing.assert_close(weights_beside_one(scores), wanted, rtol=6e-7, atol=1.18e-38)
+    torch.testing.assert_close(weights_against_one(scores), wanted, rtol=6e-7, atol=1.18e-38)
 
 
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, 0x7FC00001, 0x7FFFFFFF, -0x7FFFFF, -1])
 def test_every_nan_gives_a_nan_weight(bits: int) -> None:
     nans = torch.full((20,), bits, dtype=torch.int32).view(torch.float32)
-    assert nans.isnan().all() and weights_beside_one(nans).isnan().all()
+    assert nans.isnan().all() and weights_against_one(nans).isnan().all()
 
 
 @pytest.mark.parametrize("place", range(3))

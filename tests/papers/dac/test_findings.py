@@ -244,6 +244,6 @@ def test_epochs_and_steps_of_larger_images_equal_the_params() -> None:
     epochs = [params.experiments[name].printed.epochs for name in names]
     claim = next(claim for claim in read_claims(DOCS.parent / "data" / "claims.csv") if claim.metric == "steps")
     (steps,) = zip(*(param_values(replace(claim, experiment=name), params) for name in names), strict=True)
-    told = " ".join((DOCS.parent / "stages" / "papers" / "dac" / "deviations.yaml").read_text().split())
-    assert f"{epochs[0]} epochs, which are {steps[0]:,} and {steps[1]:,} steps, " in told
-    assert epochs[2] == epochs[0] and "five folds, the epochs of Imagenette" in told
+    text = " ".join((DOCS.parent / "stages" / "papers" / "dac" / "deviations.yaml").read_text().split())
+    assert f"{epochs[0]} epochs, which are {steps[0]:,} and {steps[1]:,} steps, " in text
+    assert epochs[2] == epochs[0] and "five folds, the epochs of Imagenette" in text
