@@ -1,10 +1,12 @@
 """A checkpoint answers like the saved network; invalid checkpoints are refused with a reason."""
 
+import dataclasses
 import hashlib
 import json
 import pickle
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import torch
 from torch import nn
 
 from stages.checkpoint.contract import CheckpointError, InputContract
-from stages.checkpoint.predictor import dump_checkpoint, load_predictor
+from stages.checkpoint.predictor import Predictor, dump_checkpoint, load_predictor
 from stages.papers import build_model
 from stages.run import ModelSpec
 
@@ -76,6 +78,34 @@ def test_predictor_answers_like_the_network(
     inputs = torch.from_numpy((images / 255 - mean) / std).float()
     expected = network(inputs).softmax(dim=1).detach().numpy()
     np.testing.assert_allclose(predictor.probabilities(images), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["images", "multi-label", "regression", "segmentation"])
+def test_prediction_is_in_the_terms_of_the_task(kind: Any, images: np.ndarray) -> None:
+    """Numbers that aren't finite are visible or refused."""
+    layers = [nn.Conv2d(3, 4, 1)] if kind == "segmentation" else [nn.Flatten(), nn.Linear(192, 4)]
+    network = nn.Sequential(*layers)
+    predictor = Predictor(network, dataclasses.replace(CONTRACT, kind=kind), torch.device("cpu"), "")
+    outputs = network(predictor.inputs(torch.from_numpy(images))).detach().numpy().astype(np.float64)
+    exponents = np.exp(outputs)
+    expected = {
+        "images": exponents / exponents.sum(1, keepdims=True),
+        "multi-label": exponents / (1 + exponents),
+        "regression": outputs,
+        "segmentation": outputs.argmax(1),
+    }
+    found = predictor.predict(images, batch_size=2)
+    assert found.dtype == (np.uint8 if kind == "segmentation" else np.float32)
+    np.testing.assert_allclose(found, expected[kind], atol=1e-5)
+    nn.init.constant_(layers[-1].bias, torch.nan)  # type: ignore[arg-type]
+    if kind == "segmentation":
+        with pytest.raises(ValueError, match="returned NaN or infinity"):
+            predictor.predict(images)
+    else:
+        assert np.isnan(predictor.predict(images)).all()
+    rows = dataclasses.replace(predictor, contract=dataclasses.replace(predictor.contract, shape=(5,)))
+    with pytest.raises(CheckpointError, match=r"data \[5\]; expected images"):
+        rows.predict(images)
 
 
 def test_reading_skips_random_initialisation(tmp_path: Path, content: bytes) -> None:

@@ -1,11 +1,16 @@
 """A stranger's project whose data have other labels than one class: from params to verdicts, and what answers."""
 
+import base64
 import csv
 import hashlib
+import io
 import json
 import re
+import struct
 import subprocess
 import sys
+import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +18,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from fastapi.testclient import TestClient
 from PIL import Image
 from sklearn.datasets import load_digits, make_multilabel_classification
+from sklearn.metrics import average_precision_score, f1_score
 from sqlalchemy import select
 
 from service.settings import Settings
+from stages.datasets.packed import read_images
 from stages.results import VerdictRow, open_results
 from stages.runs.consistency import find_contradictions
 from stages.runs.evidence import ResultLine, read_lines
 from tests.datasets.test_own import tree_digest
 from tests.project import edit, environment
-from tests.service.conftest import reading
+from tests.service.conftest import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STAGES = """
@@ -220,12 +228,158 @@ def test_edited_result_of_another_task_is_found(project: Path, name: str) -> Non
         assert any(metric in fault for fault in find_contradictions(replace(line, metrics=tuple(rows)))), metric
 
 
-def test_service_shows_other_labels_and_refuses_to_predict_them(project: Path) -> None:
-    with reading(Settings(root=project, database="data/results.db")) as client:
-        for name in (make.__name__ for make in SETS):
-            for page in (f"/experiments/{name}", f"/leaderboard?dataset={name}", f"/compare?dataset={name}", "/"):
-                assert client.get(page, headers={"accept": "text/html"}).status_code == 200, page
-            for address in (f"/predict?checkpoint={name}.ours.0", f"/predict?dataset={name}"):
-                answer = client.post(address, files={"file": b"x"})
-                assert answer.status_code == 409 and "models here name the class" in answer.json()["detail"]
-            assert client.get(f"/api/v1/datasets/{name}/samples").status_code == 404
+@pytest.fixture(scope="module")
+def client(project: Path) -> Iterator[TestClient]:
+    """A client of the project's service, whose models are in the project's folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(project)
+        with serving(Settings(root=project, database="data/results.db", workers=1)) as client:
+            yield client
+
+
+def test_service_shows_other_labels(client: TestClient) -> None:
+    for name in (make.__name__ for make in SETS):
+        pages = (f"/experiments/{name}", f"/leaderboard?dataset={name}", f"/compare?dataset={name}", "/")
+        for page in (*pages, f"/models/{name}.ours"):
+            assert client.get(page, headers={"accept": "text/html"}).status_code == 200, page
+        assert client.get(f"/api/v1/datasets/{name}/samples").status_code == 404
+
+
+def png_of(pixels: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels[0]).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def infer(client: TestClient, name: str, images: np.ndarray) -> dict[str, np.ndarray]:
+    """Answers of a model under /v2, by the name of the tensor."""
+    tensor = {"name": "image", "datatype": "UINT8", "shape": images.shape, "data": images.reshape(-1).tolist()}
+    answer = client.post(f"/v2/models/{name}.ours/infer", json={"inputs": [tensor]})
+    assert answer.status_code == 200, answer.text
+    described = {row["name"]: row for row in client.get(f"/v2/models/{name}.ours").json()["outputs"]}
+    found = {}
+    for row in answer.json()["outputs"]:
+        assert row["datatype"] == described[row["name"]]["datatype"]
+        assert row["shape"][1:] == described[row["name"]]["shape"][1:]
+        found[row["name"]] = np.array(row["data"]).reshape(row["shape"])
+    assert found.keys() == described.keys()
+    return found
+
+
+def recorded(project: Path, name: str) -> dict[str, float]:
+    lines = [json.loads(line) for line in (project / f"data/results/{name}.jsonl").read_text().splitlines()]
+    (first,) = (line for line in lines if line["replicate"] == 0)
+    return {row["metric"]: row["value"] for row in first["metrics"]}
+
+
+def test_predictions_of_all_test_images_give_the_recorded_metrics(client: TestClient, project: Path) -> None:
+    """The service's answers are those that evaluation measured."""
+    tests = {name: read_images(project / "data/processed" / name, "test") for name in ("arrays", "pictures", "masks")}
+    found = {name: infer(client, name, test.images) for name, test in tests.items()}
+
+    labels, values = tests["arrays"].labels, recorded(project, "arrays")
+    predicted, probabilities = found["arrays"]["labels"], found["arrays"]["probabilities"]
+    assert (predicted == (probabilities >= 0.5)).all() and 0 < predicted.mean() < 1
+    assert (predicted == labels).all(axis=1).mean() == pytest.approx(values["exact_match"])
+    assert f1_score(labels, predicted, average="macro") == pytest.approx(values["macro_f1"])
+    precision = average_precision_score(labels, probabilities)
+    assert precision == pytest.approx(values["mean_average_precision"], rel=1e-4)
+
+    numbers, values = tests["pictures"].labels.view(np.float64), recorded(project, "pictures")
+    errors = found["pictures"]["numbers"] - numbers
+    assert (errors**2).mean() == pytest.approx(values["mse"], rel=1e-4)
+    assert np.abs(errors).mean() == pytest.approx(values["mae"], rel=1e-4)
+
+    true = tests["masks"].labels.view(np.uint8).reshape(-1, 8, 8).astype(int) - 1
+    right = (found["masks"]["mask"] == true)[true >= 0]
+    assert right.mean() == pytest.approx(recorded(project, "masks")["pixel_accuracy"])
+
+
+@pytest.mark.parametrize("name", ["arrays", "pictures", "masks"])
+def test_file_and_tensor_have_the_same_answer(client: TestClient, project: Path, name: str) -> None:
+    images = read_images(project / "data/processed" / name, "test").images[:3]
+    expected = infer(client, name, images)
+    files = [("file", (f"{number}.png", png_of(image))) for number, image in enumerate(images)]
+    answered = client.post(f"/predict?dataset={name}", files=[*files, ("file", ("bad.png", b"x"))]).json()
+    assert "not a PNG" in answered["images"].pop()["problem"] and answered["models"][0]["our_accuracy"] is None
+    for number, image in enumerate(answered["images"]):
+        alone = client.post(f"/predict?checkpoint={name}.ours.0", files=[files[number]]).json()["images"][0]
+        (answer,) = alone["answers"]
+        if name == "arrays":
+            assert [row["name"] for row in answer["labels"]] == ["0", "1", "2"]
+            assert [row["is_predicted"] for row in answer["labels"]] == expected["labels"][number].tolist()
+            said = [row["probability"] for row in answer["labels"]]
+            np.testing.assert_allclose(said, expected["probabilities"][number], atol=1e-5)
+        elif name == "pictures":
+            assert [row["name"] for row in answer["numbers"]] == ["digit", "ink"]
+            said = [row["value"] for row in answer["numbers"]]
+            np.testing.assert_allclose(said, expected["numbers"][number], atol=1e-5)
+        else:
+            assert answer == image["answers"][0]
+            with Image.open(io.BytesIO(base64.b64decode(answer["mask"]))) as mask:
+                pixels, palette = np.asarray(mask), mask.getpalette()
+            assert mask.format == "PNG" and pixels.tolist() == expected["mask"][number].tolist()
+            for row in answer["shares"]:
+                assert row["share"] == (pixels == row["index"]).mean()
+                assert row["colour"] == "#" + bytes(palette[3 * row["index"] :][:3]).hex()
+            assert sum(row["share"] for row in answer["shares"]) == 1
+    page = client.post(f"/predict?dataset={name}", files=files, headers={"accept": "text/html"})
+    assert page.status_code == 200
+    shown = {"arrays": "<b>", "pictures": "digit", "masks": "data:image/png;base64,"}[name]
+    assert page.text.count(shown) >= 3
+
+
+HUGE = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sIIBBBBB", 13, b"IHDR", 60_000, 60_000, 8, 0, 0, 0, 0)
+HUGE += struct.pack(">I", zlib.crc32(HUGE[12:29]))
+REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
+    ("checkpoint=masks.ours.0", {"files": {"sample": (None, "")}}, 422, "sample is ''; expected <data set>/<position>"),
+    ("checkpoint=masks.ours.0", {"files": {"sample": (None, "masks/0")}}, 404, "no class each, by which samples"),
+    ("checkpoint=masks.ours.0", {"files": {"file": ("a.png", b"")}}, 422, "the file is empty; expected a PNG, JPEG"),
+    ("checkpoint=masks.ours.0", {"files": {"file": ("a.png", HUGE)}}, 413, "60,000 x 60,000 pixels; at most"),
+    ("checkpoint=masks.ours.0", {"json": [{"x0": 1}]}, 415, "images come as multipart/form-data"),
+    ("checkpoint=masks.ours.9", {"files": {"file": b"x"}}, 404, "unknown checkpoint 'masks.ours.9'"),
+    ("dataset=masks&arm=theirs", {"files": {"file": b"x"}}, 404, "known: ours"),
+    ("checkpoint=rows.ours.0", {"files": {"file": b"x"}}, 409, "takes rows of a table, whose scaling no checkpoint"),
+    ("dataset=rows", {"files": {"file": b"x"}}, 409, "takes rows of a table, whose scaling no checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("query", "body", "status", "words"), REFUSED)
+def test_wrong_request_is_explained(
+    client: TestClient, query: str, body: dict[str, Any], status: int, words: str
+) -> None:
+    for accept, media in (("*/*", "application/problem+json"), ("text/html", "text/html; charset=utf-8")):
+        answer = client.post(f"/predict?{query}", headers={"accept": accept}, **body)
+        assert (answer.status_code, answer.headers["content-type"]) == (status, media)
+        assert media.startswith("text/html") or words in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"datatype": "FP32"}, "expected 'image', UINT8 [N, 1, 8, 8]; got 'image', FP32"),
+        ({"shape": [1, 3, 8, 8]}, "expected 'image', UINT8 [N, 1, 8, 8]; got shape [1, 3, 8, 8]"),
+        ({"data": [0.5] * 64}, "data needs 64 whole numbers from 0 to 255"),
+        ({"data": [float("nan")] * 64}, "the request is not JSON"),
+        ({"outputs": [{"name": "classes"}]}, "no output 'classes'; known: mask"),
+    ],
+)
+def test_wrong_tensor_is_explained(client: TestClient, changes: dict[str, Any], words: str) -> None:
+    tensor: dict[str, Any] = {"name": "image", "datatype": "UINT8", "shape": [1, 1, 8, 8], "data": [0] * 64, **changes}
+    outputs = {"outputs": tensor.pop("outputs")} if "outputs" in tensor else {}
+    answer = client.post("/v2/models/masks.ours/infer", content=json.dumps({"inputs": [tensor], **outputs}))
+    assert answer.status_code == 400 and words in answer.json()["error"]
+    assert client.get("/v2/models/rows.ours").status_code == 404
+
+
+def test_answer_is_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [("file", png_of(np.zeros((1, 8, 8), dtype=np.uint8)))] * 3
+    monkeypatch.setattr("service.inference.answers.MOST_MASK_PIXELS", 128)
+    answer = client.post("/predict?dataset=masks", files=files)
+    assert answer.status_code == 413
+    assert answer.json()["detail"] == (
+        "the masks would have 192 pixels; at most 128: send fewer images or name fewer models"
+    )
+    monkeypatch.setattr("service.inference.answers.MOST_CLASSES", 8)
+    answer = client.post("/predict?dataset=arrays&top_k=1", files=files)
+    assert answer.status_code == 413 and answer.json()["detail"].endswith("send fewer images or name fewer models")

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager, defer, selectinload
 
+from service.database.schemas import CheckpointOut
 from stages.results import (
     ArmRow,
     Checkpoint,
@@ -232,28 +233,14 @@ def checkpoint_ids(session: Session, results: Sequence[Result]) -> dict[int, str
     return {row.result_id: row.id for row in rows}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServedCheckpoint:
+class ServedCheckpoint(CheckpointOut):
     """Checkpoint that can be served, with the data of its experiment, arm, run and paper."""
 
-    id: str
     path: str
-    sha256: str
-    size_bytes: int
-    experiment: str
-    arm: str
     title: str
     role: str
-    replicate: int
-    dataset: str
-    run_key: str
-    profile: str
     group_position: int
-    provenance: str
     cut: str
-    label: str
-    dtype: str | None
-    accuracy: float | None
     paper_accuracy: float | None
     paper_claim: str | None
     flops_per_image: float | None
@@ -261,15 +248,6 @@ class ServedCheckpoint:
     @property
     def is_stand_in(self) -> bool:
         return self.provenance == "embedded"
-
-    @property
-    def model_name(self) -> str:
-        """Name of the model under `/v2`."""
-        return f"{self.experiment}.{self.arm}"
-
-    @property
-    def model_version(self) -> str:
-        return str(self.replicate)
 
 
 def list_checkpoints(
@@ -282,14 +260,14 @@ def list_checkpoints(
     limit: int | None = None,
     offset: int = 0,
 ) -> list[ServedCheckpoint]:
-    """Return checkpoints of image classifiers, the only ones served, in the order of the params files."""
+    """Return checkpoints of models of images, the only ones served, in the order of the params files."""
     query = (
         select(Checkpoint, ArmRow, ExperimentRow.dataset, Metric.value.label("flops"))
         .join(Checkpoint.result)
         .outerjoin(Metric, (Metric.result_id == Result.id) & (Metric.metric == "flops_per_image"))
         .join(ArmRow, (ArmRow.experiment == Result.experiment) & (ArmRow.name == Result.arm))
         .join(ExperimentRow, ExperimentRow.name == Result.experiment)
-        .join(Dataset, (Dataset.name == ExperimentRow.dataset) & (Dataset.kind == "images"))
+        .join(Dataset, (Dataset.name == ExperimentRow.dataset) & Dataset.has_images)
         .options(contains_eager(Checkpoint.result).options(defer(Result.spec), defer(Result.environment)))
         .order_by(Checkpoint.position)
         .limit(limit)
@@ -321,6 +299,8 @@ def list_checkpoints(
         served = ServedCheckpoint(
             **{name: getattr(checkpoint, name) for name in ("id", "path", "sha256", "size_bytes", "dtype")},
             **{name: getattr(result, name) for name in of_result},
+            model_name=f"{arm.experiment}.{arm.name}",
+            model_version=str(result.replicate),
             title=arm.title,
             role=arm.role,
             dataset=row.dataset,
@@ -340,18 +320,23 @@ def find_checkpoints(session: Session, ids: Sequence[str]) -> list[ServedCheckpo
 
     Raises:
         UnknownCheckpoint: one of them doesn't exist.
-        NoRealCheckpoint: one of them doesn't classify images.
+        NoRealCheckpoint: one of them doesn't take images.
     """
     by_id = {row.id: row for row in list_checkpoints(session, ids=ids)}
     for name in ids:
         if name not in by_id:
-            query = select(Dataset.kind).join(ExperimentRow).join(Checkpoint).where(Checkpoint.id == name)
-            if (kind := session.scalar(query)) is not None:
-                raise NoRealCheckpoint(f"{name[:120]} is of kind {kind}, and models here name the class of an image")
+            of_dataset = select(Dataset).join(ExperimentRow).join(Checkpoint).where(Checkpoint.id == name)
+            if (found := session.scalar(of_dataset)) is not None:
+                raise NoRealCheckpoint(f"{name[:120]} {_takes_no_image(found)}")
             of_model = select(Checkpoint.id).where(Checkpoint.id.startswith(f"{name[:120]}.", autoescape=True))
             query = of_model.order_by(Checkpoint.position).limit(MAX_NAMES)
             raise UnknownCheckpoint(name[:120], session.scalars(query))
     return [by_id[name] for name in dict.fromkeys(ids)]
+
+
+def _takes_no_image(dataset: Dataset) -> str:
+    row = "the tokens of a text" if dataset.kind == "text" else "rows of a table, whose scaling no checkpoint has"
+    return f"takes {row}; models that answer here take images, and /api/v1/checkpoints lists them"
 
 
 class AmbiguousCheckpoint(LookupError):
@@ -377,9 +362,8 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
         AmbiguousCheckpoint: models of several experiments match.
         NoRealCheckpoint: the data set or a named arm has none.
     """
-    kind = find_dataset(session, dataset).kind
-    if kind != "images":
-        raise NoRealCheckpoint(f"{dataset} is of kind {kind}, and models here name the class of an image")
+    if not (found := find_dataset(session, dataset)).has_images:
+        raise NoRealCheckpoint(f"a model of {dataset} {_takes_no_image(found)}")
     experiments = list_experiments(session, paper=None, dataset=dataset)
     known = list(dict.fromkeys(arm.name for experiment in experiments for arm in experiment.arms))
     for name in arms:

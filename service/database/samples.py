@@ -44,7 +44,7 @@ class Samples:
         if self.info.kind != "images":
             raise NoSample(f"{dataset} is a {self.info.kind} and has no images")
         if len(self._file.get_slice("labels").get_shape()) != 1:
-            raise NoSample(f"the images of {dataset} have no class each, and models here name the class of an image")
+            raise NoSample(f"the images of {dataset} have no class each, by which samples are chosen")
         self.positions: Sequence[int] = (self.info.test_rows or ()) if are_few else range(self.info.test_images)
 
     def __contains__(self, position: int) -> bool:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy.orm import Session
-
-from service.database import queries
-from stages.results import Result
 
 
 class Out(BaseModel):
@@ -201,9 +196,57 @@ class AnswerOut(Out):
     top: list[ClassOut]
 
 
+class LabelOut(Out):
+    index: int
+    name: str = Field(examples=["cloudy"])
+    probability: float = Field(description="independent of the other labels")
+    is_predicted: bool = Field(description="true if the probability is at least 0.5")
+
+
+class LabelsAnswerOut(Out):
+    """Answer of a model that learned several labels of an image: each of them, in the order of the data set."""
+
+    checkpoint: str
+    labels: list[LabelOut]
+
+
+class NumberOut(Out):
+    index: int
+    name: str = Field(examples=["age"])
+    value: float = Field(description="in the unit of the data set")
+
+
+class NumbersAnswerOut(Out):
+    """Answer of a model that learned numbers of an image (regression)."""
+
+    checkpoint: str
+    numbers: list[NumberOut]
+
+
+class ShareOut(Out):
+    index: int = Field(description="value of its pixels in the mask")
+    name: str = Field(examples=["road"])
+    share: float = Field(description="fraction of the pixels")
+    colour: str = Field(examples=["#800000"], description="colour of its pixels in the mask's palette")
+
+
+class MaskAnswerOut(Out):
+    """Answer of a model that learned the class of each pixel (segmentation)."""
+
+    checkpoint: str
+    shares: list[ShareOut] = Field(description="classes that occur, largest first")
+    mask: str = Field(
+        description="PNG with a palette, whose pixel values are classes, in the size of the model's input: it shows "
+        "the centre of the image, as the model saw it",
+        json_schema_extra={"contentMediaType": "image/png", "contentEncoding": "base64"},
+    )
+
+
 class ImageAnswersOut(Out):
     file: str
-    answers: list[AnswerOut]
+    answers: list[AnswerOut | LabelsAnswerOut | NumbersAnswerOut | MaskAnswerOut] = Field(
+        description="by what each model learned: classes (`top`), `labels`, `numbers` or a `mask`"
+    )
     problem: str | None = Field(default=None, description="why this file has no answer")
     sample: SampleOut | None = Field(default=None, description="class of a test image; null for an upload")
 
@@ -277,7 +320,9 @@ class TensorOut(Out):
     name: str = Field(examples=["classes"])
     datatype: str = Field(examples=["INT64"])
     shape: list[int] = Field(examples=[[1]])
-    data: list[float] | None = Field(default=None, description="row-major values; absent if bytes follow the JSON")
+    data: list[float | bool] | None = Field(
+        default=None, description="row-major values; absent if bytes follow the JSON"
+    )
     parameters: dict[str, int] | None = None
 
 
@@ -287,86 +332,3 @@ class InferOut(Out):
     id: str | None = None
     parameters: dict[str, str] = Field(description="run key and digest of the weights used")
     outputs: list[TensorOut]
-
-
-class CheckpointLinkOut(Out):
-    id: str
-    sha256: str
-    size_bytes: int
-    dtype: str | None = Field(description="type of weights rounded after training; null for weights as trained")
-
-
-class CodeLinkOut(Out):
-    revision: str | None = Field(description="git revision of published evidence; null for the tree that recorded it")
-    dirty: bool | None = Field(description="true if the revision had uncommitted changes")
-    modules: dict[str, str] = Field(description="digest of the source of each module that the run executed")
-    changed_code: list[str] = Field(description="modules that differ in the recorded tree")
-    equivalences: list[int] = Field(
-        description="lines of data/evidence/equivalences.jsonl that prove its code equivalent"
-    )
-
-
-class DataLinkOut(Out):
-    dataset: str
-    digest: str = Field(description="digest of the packed training and test images")
-    provenance: str = Field(description="embedded (placeholder data), subset or full")
-
-
-class EnvironmentLinkOut(Out):
-    digest: str
-    facts: dict[str, Any]
-
-
-class TrailOut(Out):
-    """Trail of one result of the run: one arm in one environment."""
-
-    experiment: str
-    arm: str
-    replicate: int
-    source: str
-    checkpoint: CheckpointLinkOut | None = Field(description="null if the weights are not available")
-    trained_weights_sha256: str | None
-    params: dict[str, Any] = Field(description="model, resolved protocol and replicate")
-    code: CodeLinkOut
-    data: DataLinkOut
-    environment: EnvironmentLinkOut
-
-
-class TrailsOut(Out):
-    """`run_key` is the sha256 of params, data digest and code of each trail."""
-
-    run_key: str
-    trails: list[TrailOut]
-
-
-def describe_trails(results: Sequence[Result], session: Session) -> TrailsOut:
-    """Return the trail of each result of one run."""
-    ids = queries.checkpoint_ids(session, results)
-    found = {served.id: served for served in queries.list_checkpoints(session, ids=list(ids.values()))}
-    names = {result.experiment for result in results}
-    datasets = {name: queries.find_experiment(session, name).dataset for name in names}
-    trails = []
-    for result in results:
-        checkpoint, origin = found.get(ids.get(result.id, "")), result.origin or {}
-        trail = TrailOut(
-            experiment=result.experiment,
-            arm=result.arm,
-            replicate=result.replicate,
-            source=result.source,
-            checkpoint=CheckpointLinkOut.model_validate(checkpoint) if checkpoint else None,
-            trained_weights_sha256=result.weights_sha256,
-            params={name: result.spec[name] for name in result.spec if name in ("model", "protocol", "replicate")},
-            code=CodeLinkOut(
-                revision=origin.get("revision"),
-                dirty=origin.get("dirty"),
-                modules=result.spec["code"],
-                changed_code=result.changed_code,
-                equivalences=result.equivalences,
-            ),
-            data=DataLinkOut(
-                dataset=datasets[result.experiment], digest=result.data_digest, provenance=result.provenance
-            ),
-            environment=EnvironmentLinkOut(digest=result.environment_digest, facts=result.environment),
-        )
-        trails.append(trail)
-    return TrailsOut(run_key=results[0].run_key, trails=trails)

@@ -45,7 +45,7 @@ class InferenceStopped(RuntimeError):
 
 
 class AnswerFailed(RuntimeError):
-    """The forward pass on this image raised an error or returned values that aren't probabilities."""
+    """The forward pass on this image raised an error or returned NaN or infinity."""
 
 
 class ModelUnavailable(RuntimeError):
@@ -61,7 +61,7 @@ class ModelUnavailable(RuntimeError):
 
 @dataclass(eq=False, kw_only=True)
 class ImageJob(Ticket):
-    """Images uint8 [N, C, H, W] for one pass; `future` gets their probabilities float32 [N, K].
+    """Images uint8 [N, C, H, W] for one pass; `future` gets what `Predictor.predict` returns.
 
     `only`: the worker that must run the pass, if any.  `is_retried`: its first pass crashed a worker.
     """
@@ -82,7 +82,7 @@ class Runner(Protocol):
 
     def has_loaded(self, model: Model) -> bool: ...
 
-    def probabilities(self, model: Model, images: np.ndarray, client: str) -> np.ndarray: ...
+    def predict(self, model: Model, images: np.ndarray, client: str) -> np.ndarray: ...
 
     def restart(self) -> None: ...
 
@@ -216,8 +216,8 @@ class Batcher:
             for part in parts
         ]
 
-    async def probabilities(self, model: Model, images: np.ndarray, only: Runner | None = None) -> np.ndarray:
-        """Return class probabilities float32 [N, K] of uint8 images [N, C, H, W]; a cancelled call leaves the queue.
+    async def predict(self, model: Model, images: np.ndarray, only: Runner | None = None) -> np.ndarray:
+        """Return what `Predictor.predict` returns for uint8 images [N, C, H, W]; a cancelled call leaves the queue.
 
         Raises:
             Busy, InferenceStopped, ModelUnavailable: as for `submitted`.
@@ -367,7 +367,7 @@ class Batcher:
         started = time.monotonic()
         try:
             images = np.concatenate([job.images for job in batch])
-            probabilities = worker.probabilities(batch[0].model, images, batch[0].request.client)
+            outputs = worker.predict(batch[0].model, images, batch[0].request.client)
         except CheckpointError as error:
             refuse(batch, error)
             return
@@ -380,7 +380,7 @@ class Batcher:
             return
         start = 0
         for job in batch:
-            rows = probabilities[start : start + len(job.images)]
+            rows = outputs[start : start + len(job.images)]
             start += len(job.images)
             if not np.isfinite(rows).all():
                 refuse([job], AnswerFailed("the model returned NaN or infinity for this image"))
@@ -393,5 +393,5 @@ class Batcher:
 
 
 async def answers(jobs: Sequence[ImageJob]) -> np.ndarray:
-    """Return the probabilities of all jobs of one model, in order.  Raises as `Batcher.probabilities` does."""
+    """Return the outputs of all jobs of one model, in order.  Raises as `Batcher.predict` does."""
     return np.concatenate(await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs)))

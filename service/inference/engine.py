@@ -8,30 +8,23 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from service.database.queries import ServedCheckpoint
-from service.database.schemas import AnswerOut, ClassOut, ImageAnswersOut, ModelOut, PredictionOut
+from service.database.schemas import ImageAnswersOut, ModelOut, PredictionOut
+from service.inference.answers import TooManyAnswers, describe_answer, require_size
 from service.inference.batching import AnswerFailed, Batcher, ImageJob, InferenceStopped, ModelUnavailable, answers
 from service.inference.decoding import Decoder, Upload, all_or_none
 from service.inference.models import Model, Models, cost_of
 from service.inference.workers import Worker
 from service.slots import Busy
-from stages.checkpoint.contract import CheckpointError, InputContract
+from stages.checkpoint.contract import CheckpointError
 
 THREADS = 4
 Done = TypeVar("Done")
 logger = logging.getLogger("claimcheck")
-
-
-MOST_CLASSES = 20_480
-"""Classes in one answer, which is written on the event loop: 10 for each of 32 images by 64 models."""
-
-
-class TooManyAnswers(ValueError):
-    """A request needs more answers than the queue or a response can hold."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +94,7 @@ class Engine:
             model = await self.model(served_checkpoint)
             for size in sizes:
                 images = np.zeros((size, *model.contract.shape), dtype=np.uint8)
-                await asyncio.gather(*(self.batcher.probabilities(model, images, only=worker) for worker in workers))
+                await asyncio.gather(*(self.batcher.predict(model, images, only=worker) for worker in workers))
         except (CheckpointError, Busy, InferenceStopped, AnswerFailed, ModelUnavailable) as error:
             logger.error("warming up with %s: %s", served_checkpoint.id, error)
 
@@ -114,25 +107,28 @@ async def predict(
     Raises:
         ImageError: no file is a supported image; the message names the first one.
         CheckpointError: the weights are missing, or aren't the recorded ones.
-        TooManyAnswers: the answer would have more than `MOST_CLASSES`.
+        TooManyAnswers: the answer would be too large (`require_size`).
         Busy, InferenceStopped, AnswerFailed, ModelUnavailable: see `Batcher`.
     """
     started = time.perf_counter()
     with engine.batcher.announce():
         models = [await engine.model(served_checkpoint) for served_checkpoint in served_checkpoints]
-        classes = len(uploads) * sum(min(top_k, len(model.contract.classes)) for model in models)
-        if classes > MOST_CLASSES:
-            raise TooManyAnswers(f"the answer would have {classes:,} classes; at most {MOST_CLASSES:,}: lower top_k")
+        require_size([model.contract for model in models], len(uploads), top_k)
         engine.batcher.require_capacity(len(uploads), models)
         shapes = sorted({model.contract.shape for model in models})
         decoded, errors = await engine.decoder.decode(uploads, shapes)
         images = dict(zip(shapes, decoded, strict=True))
     with engine.batcher.submitted([(model, images[model.contract.shape]) for model in models]) as jobs:
         answered = await all_or_none([asyncio.ensure_future(_timed(of_model)) for of_model in jobs])
-    by_model = [
-        [_answer(served_checkpoint.id, model.contract, row, top_k) for row in probabilities]
-        for served_checkpoint, model, (probabilities, _) in zip(served_checkpoints, models, answered, strict=True)
-    ]
+
+    def describe() -> list[list[Any]]:
+        return [
+            [describe_answer(served_checkpoint.id, model.contract, row, top_k) for row in outputs]
+            for served_checkpoint, model, (outputs, _) in zip(served_checkpoints, models, answered, strict=True)
+        ]
+
+    has_masks = any(model.contract.kind == "segmentation" for model in models)  # compressing them takes a while
+    by_model = await engine.in_thread(describe) if has_masks else describe()
     of_image = iter(zip(*by_model, strict=True))
     return PredictionOut(
         images=[
@@ -152,16 +148,6 @@ async def predict(
 async def _timed(jobs: Sequence[ImageJob]) -> tuple[np.ndarray, float]:
     before = time.perf_counter()
     return await answers(jobs), time.perf_counter() - before
-
-
-def _answer(checkpoint: str, contract: InputContract, probabilities: np.ndarray, top_k: int) -> AnswerOut:
-    """Return the `top_k` likeliest classes, ties in class order."""
-    order = np.argsort(-probabilities, kind="stable")[:top_k]
-    names = contract.classes
-    return AnswerOut(
-        checkpoint=checkpoint,
-        top=[ClassOut(index=int(k), name=names[k], probability=float(probabilities[k])) for k in order],
-    )
 
 
 def _model(served_checkpoint: ServedCheckpoint, seconds: float) -> ModelOut:

@@ -1,13 +1,17 @@
 """Requests and answers of the Open Inference Protocol v2: JSON, and tensors as raw bytes after the JSON.
 
-A request has one tensor `image`, UINT8 [N, C, H, W]; an answer has `probabilities`, FP32 [N, K], and `classes`, INT64
-[N], the likeliest class of each image.
+A request has one tensor `image`, UINT8 [N, C, H, W].  The tensors of an answer depend on what the model learned:
+
+images        `probabilities`, FP32 [N, K], and `classes`, INT64 [N], the likeliest class of each image
+multi-label   `probabilities`, FP32 [N, K], and `labels`, BOOL [N, K], those of at least 0.5
+regression    `numbers`, FP32 [N, K]
+segmentation  `mask`, UINT8 [N, H, W], the class of each pixel
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +20,12 @@ import numpy as np
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 INPUT = "image"
-OUTPUTS = {"probabilities": ("FP32", "<f4"), "classes": ("INT64", "<i8")}
+OUTPUTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "images": {"probabilities": ("FP32", "<f4"), "classes": ("INT64", "<i8")},
+    "multi-label": {"probabilities": ("FP32", "<f4"), "labels": ("BOOL", "?")},
+    "regression": {"numbers": ("FP32", "<f4")},
+    "segmentation": {"mask": ("UINT8", "u1")},
+}
 MAX_OUTPUTS_BYTES = 64 * 1024  # of the part that is read, as JSON
 
 _Level = Annotated[int, Meta(ge=0, le=255)]
@@ -68,14 +77,17 @@ class TensorError(ValueError):
 
 @dataclass(frozen=True)
 class InferRequest:
-    """`images` are uint8 [N, C, H, W]; `outputs` maps names to whether the tensor is requested as raw bytes."""
+    """`images` are uint8 [N, C, H, W]; `outputs` of the `kind` are requested, as raw bytes if their value is true."""
 
     identity: str | None
     images: np.ndarray
+    kind: str
     outputs: Mapping[str, bool]
 
 
-def read_request(body: bytes, header_length: str | None, shape: tuple[int, int, int], max_images: int) -> InferRequest:
+def read_request(
+    body: bytes, header_length: str | None, shape: tuple[int, int, int], max_images: int, kind: str = "images"
+) -> InferRequest:
     """Parse the request in `body`, whose first `header_length` bytes (None: all) are JSON.
 
     The body and the maximal number of images limit the work: unneeded JSON is skipped, and numbers are parsed only if
@@ -93,7 +105,7 @@ def read_request(body: bytes, header_length: str | None, shape: tuple[int, int, 
     images = _image(request.inputs[0], body[length:], shape, max_images)
     by_default = False if request.parameters is UNSET else request.parameters.binary_data_output is True
     identity = None if request.id is UNSET else request.id
-    return InferRequest(identity, images, _wanted(request.outputs, by_default))
+    return InferRequest(identity, images, kind, _wanted(request.outputs, by_default, OUTPUTS[kind]))
 
 
 def _parsed(text: bytes, kind: type[Value], what: str) -> Value:
@@ -156,31 +168,37 @@ def _levels(data: bytes, shape: tuple[int, int, int, int]) -> np.ndarray:
     return np.frombuffer(values, dtype=np.uint8)
 
 
-def _wanted(given: Raw | UnsetType, by_default: bool) -> dict[str, bool]:
+def _wanted(given: Raw | UnsetType, by_default: bool, known: Collection[str]) -> dict[str, bool]:
     if given is UNSET:
-        return dict.fromkeys(OUTPUTS, by_default)
+        return dict.fromkeys(known, by_default)
     if len(text := bytes(given)) > MAX_OUTPUTS_BYTES:
         raise TensorError(f"outputs take {len(text)} bytes; at most {MAX_OUTPUTS_BYTES}")
     wanted = {}
     for output in _parsed(text, list[_Output], "outputs"):
-        if output.name not in OUTPUTS:
-            raise TensorError(f"no output {output.name[:40]!r}; known: {', '.join(OUTPUTS)}")
+        if output.name not in known:
+            raise TensorError(f"no output {output.name[:40]!r}; known: {', '.join(known)}")
         parameters = _OutputParameters() if output.parameters is UNSET else output.parameters
         if parameters.classification is not UNSET or parameters.shared_memory_region is not UNSET:
             raise TensorError("class_count and shared memory aren't supported; /predict?top_k= names classes")
         binary = parameters.binary_data
         wanted[output.name] = by_default if binary is UNSET else binary
-    return wanted or dict.fromkeys(OUTPUTS, by_default)
+    return wanted or dict.fromkeys(known, by_default)
 
 
-def write_answer(probabilities: np.ndarray, request: InferRequest, head: Mapping[str, Any]) -> tuple[bytes, int | None]:
-    """Return the body, and the length of its JSON if raw tensors follow. `head` has the answer's other fields."""
-    arrays = {"probabilities": probabilities, "classes": probabilities.argmax(axis=1)}
+def write_answer(answer: np.ndarray, request: InferRequest, head: Mapping[str, Any]) -> tuple[bytes, int | None]:
+    """Return the body, and the length of its JSON if raw tensors follow. `head` has the answer's other fields.
+
+    `answer` is what `Predictor.predict` returns.
+    """
+    read: dict[str, Callable[[], np.ndarray]] = {
+        "classes": lambda: answer.argmax(axis=1),
+        "labels": lambda: answer >= 0.5,
+    }
     outputs: list[dict[str, Any]] = []
     raw: list[bytes] = []
     for name, is_binary in request.outputs.items():
-        datatype, kind = OUTPUTS[name]
-        array = np.ascontiguousarray(arrays[name], dtype=kind)
+        datatype, kind = OUTPUTS[request.kind][name]
+        array = np.ascontiguousarray(read.get(name, lambda: answer)(), dtype=kind)
         described: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
         if is_binary:
             raw.append(array.tobytes())
@@ -192,10 +210,13 @@ def write_answer(probabilities: np.ndarray, request: InferRequest, head: Mapping
     return b"".join([text, *raw]), len(text) if raw else None
 
 
-def describe_tensors(shape: Sequence[int], classes: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def describe_tensors(
+    shape: Sequence[int], classes: int, kind: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return inputs and outputs of a model for its metadata; −1 is the number of images."""
     inputs = [{"name": INPUT, "datatype": "UINT8", "shape": [-1, *shape]}]
-    shapes = {"probabilities": [-1, classes], "classes": [-1]}
+    shapes = {"classes": [-1], "mask": [-1, *shape[1:]]}
     return inputs, [
-        {"name": name, "datatype": datatype, "shape": shapes[name]} for name, (datatype, _) in OUTPUTS.items()
+        {"name": name, "datatype": datatype, "shape": shapes.get(name, [-1, classes])}
+        for name, (datatype, _) in OUTPUTS[kind].items()
     ]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from service.inference.predictors import PredictorCache
 
 Loaded = dict[str, int]  # bytes of weights by digest
-Answer = tuple[Literal["probabilities"], np.ndarray, Loaded] | tuple[Literal["refused", "failed"], str, Loaded]
+Answer = tuple[Literal["predicted"], np.ndarray, Loaded] | tuple[Literal["refused", "failed"], str, Loaded]
 CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _BEGIN = "begin"  # asked and answered before the first pass
 LEAST_SECONDS, TIMES_SLOWER = 30.0, 100  # minimal time of a pass, and a multiple of its estimated time
@@ -58,8 +58,8 @@ class Worker(Process):
     def has_loaded(self, model: Model) -> bool:
         return model.sha256 in self._loaded
 
-    def probabilities(self, model: Model, images: np.ndarray, client: str = "") -> np.ndarray:
-        """Return class probabilities float32 [N, K] of uint8 images [N, C, H, W] in one pass; load the model first.
+    def predict(self, model: Model, images: np.ndarray, client: str = "") -> np.ndarray:
+        """Return what `Predictor.predict` returns for uint8 images [N, C, H, W] in one pass; load the model first.
 
         Memory for it is taken from `client`'s share.
 
@@ -79,7 +79,7 @@ class Worker(Process):
         question = model.path, model.sha256, client, images
         answer: Answer = self.ask(question, LEAST_SECONDS + TIMES_SLOWER * estimated)
         self._loaded = answer[2]
-        if answer[0] == "probabilities":
+        if answer[0] == "predicted":
             return answer[1]
         raise (CheckpointError if answer[0] == "refused" else PassFailed)(answer[1])
 
@@ -120,7 +120,7 @@ def _answer(predictors: PredictorCache, path: Path, sha256: str, client: str, im
     except Exception as error:  # noqa: BLE001  (no memory, no device: the models that are loaded answer on)
         return "refused", f"{path.name}: can't be loaded: {type(error).__name__}", predictors.loaded
     try:
-        found = predictor.probabilities(images, batch_size=len(images))
+        found = predictor.predict(images, batch_size=len(images))
     except Exception as error:  # noqa: BLE001  (a network may raise anything, and the process must live on)
         return "failed", f"{type(error).__name__}: {error}", predictors.loaded
-    return "probabilities", found, predictors.loaded
+    return "predicted", found, predictors.loaded

@@ -26,7 +26,7 @@ from service.database.curves import (
     unit_of_curve,
 )
 from service.database.samples import Answered, NoSample, Samples, answers_of, list_runs_of
-from service.database.schemas import CurvePointOut
+from service.database.schemas import AnswerOut, CurvePointOut
 from service.dependencies import AppState, Compare, ResultsSession, app_state_of, render_page, site_of
 from service.http.errors import Problem, declared
 from service.http.tabular import Table, rows_as_csv
@@ -354,5 +354,7 @@ def _ask(parts: AppState, samples: Samples, positions: list[int], served: querie
             found = from_thread.run(partial(predict, uploads, [served], parts.engine, top_k=1))
         except (Busy, CheckpointError, InferenceStopped, AnswerFailed, ModelUnavailable):
             return ()
-        parts.answers[key] = tuple(image.answers[0].top[0].name for image in found.images)
+        parts.answers[key] = tuple(
+            one.top[0].name for image in found.images for one in image.answers if isinstance(one, AnswerOut)
+        )
     return parts.answers[key]

@@ -1,4 +1,4 @@
-"""`POST /predict`: classify images with trained models.
+"""`POST /predict`: ask trained models about images.
 
 The most frequent request, one small file answered as JSON, takes a fast path (`ExpressRoute`) past FastAPI's general
 form parser, dependencies and validation.  Every other request, and every refused one, continues to the route itself
@@ -146,7 +146,7 @@ async def choose_served_checkpoints(
 
 
 Image = tuple[Upload, SampleOut | None, str | None]
-"""An image to classify, its description if it is a test image, and the problem if it is too large."""
+"""An image to predict, its description if it is a test image, and the problem if it is too large."""
 
 
 async def read_images(files: Sequence[UploadFile], samples: Sequence[str], settings: Settings) -> list[Image]:
@@ -191,9 +191,17 @@ async def create_prediction(
     served_checkpoints: Annotated[list[queries.ServedCheckpoint], Depends(choose_served_checkpoints)],
     file: Annotated[list[UploadFile], File(description="PNG, JPEG or WebP, any size; repeat it for more images")] = [],  # noqa: B006
     sample: Annotated[list[str], Form(description="instead of files: test images, as <data set>/<position>")] = [],  # noqa: B006
-    top_k: Annotated[int, Query(ge=1, le=MAX_TOP, description="number of classes to return, most likely first")] = TOP,
+    top_k: Annotated[
+        int,
+        Query(
+            ge=1, le=MAX_TOP, description="number of classes to return, most likely first; other answers are complete"
+        ),
+    ] = TOP,
 ) -> PredictionOut | Response:
-    """Classify images with one or more models.
+    """Predict images with one or more models.
+
+    The data set of a model decides its answer: the likeliest classes of the image (`top`), the probability of each of
+    its `labels`, `numbers`, or a `mask` with the class of each pixel.  Models of tables and texts don't answer here.
 
     `checkpoint` names trained models; models trained on placeholder data answer only if named this way.  `dataset` asks
     all models of a data set, or those that `arm` names; each arm answers with its lowest replicate with the best

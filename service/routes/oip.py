@@ -97,7 +97,7 @@ Named = Annotated[queries.ServedCheckpoint, Depends(named_version)]
 
 def _metadata(model: str, versions: Versions, session: ResultsSession) -> schemas.ModelMetadataOut:
     dataset = queries.find_dataset(session, versions[0].dataset)
-    inputs, outputs = describe_tensors(dataset.shape, dataset.classes)
+    inputs, outputs = describe_tensors(dataset.shape, dataset.classes, dataset.kind)
     return schemas.ModelMetadataOut(
         name=model,
         versions=[version.model_version for version in versions],
@@ -157,17 +157,19 @@ async def _infer(
     async def work() -> tuple[InferRequest, Any]:
         with parts.engine.batcher.announce():
             chosen = await parts.engine.model(served_checkpoint)
-            shape, most = chosen.contract.shape, int(parts.settings.max_waiting_seconds / chosen.seconds)
-            asked = await parts.engine.in_thread(lambda: read_request(body, header_length, shape, most))
-        return asked, await parts.engine.batcher.probabilities(chosen, asked.images)
+            contract, most = chosen.contract, int(parts.settings.max_waiting_seconds / chosen.seconds)
+            asked = await parts.engine.in_thread(
+                lambda: read_request(body, header_length, contract.shape, most, contract.kind)
+            )
+        return asked, await parts.engine.batcher.predict(chosen, asked.images)
 
-    asked, probabilities = await unless_gone(request.receive, work())
+    asked, answer = await unless_gone(request.receive, work())
     head = {
         "model_name": served_checkpoint.model_name,
         "model_version": served_checkpoint.model_version,
         "parameters": {"run_key": served_checkpoint.run_key, "weights_sha256": served_checkpoint.sha256},
     }
-    content, length = await parts.engine.in_thread(lambda: write_answer(probabilities, asked, head))
+    content, length = await parts.engine.in_thread(lambda: write_answer(answer, asked, head))
     if length is None:
         return Response(content, media_type="application/json")
     headers = {"inference-header-content-length": str(length)}
@@ -188,7 +190,7 @@ async def infer(
     body: Body,
     header_length: HeaderLength = None,
 ) -> Response:
-    """Classify images with a model's lowest replicate; tensors are JSON, or raw bytes after it."""
+    """Predict images with a model's lowest replicate; tensors are JSON, or raw bytes after it."""
     return await _infer(request, served_checkpoint, body, header_length)
 
 
@@ -199,5 +201,5 @@ async def infer_version(
     body: Body,
     header_length: HeaderLength = None,
 ) -> Response:
-    """Classify images with one version of a model."""
+    """Predict images with one version of a model."""
     return await _infer(request, served_checkpoint, body, header_length)

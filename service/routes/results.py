@@ -22,9 +22,8 @@ from service.database.schemas import (
     RunDetailOut,
     RunOut,
     SampleOut,
-    TrailsOut,
-    describe_trails,
 )
+from service.database.trails import TrailsOut, describe_trails
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.http.strict import StrictRoute

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,26 +35,59 @@ class Predictor:
         """Return class probabilities, float32 [N, K], of uint8 images [N, C, H, W].
 
         Raises:
-            CheckpointError: this isn't an image classifier, or type or shape differ from the contract's.
+            CheckpointError: this isn't an image classifier, or as for `predict`.
         """
         if self.contract.kind != "images":
             raise CheckpointError(f"this checkpoint is for {self.contract.kind} data; it has no classes of images")
+        return self.predict(images, batch_size=batch_size)
+
+    def predict(self, images: np.ndarray | Tensor, *, batch_size: int = 256) -> np.ndarray:
+        """Return what the network says about uint8 images [N, C, H, W], by the contract's kind.
+
+        images        probabilities of the classes, float32 [N, K]
+        multi-label   probability of each label, float32 [N, K]
+        regression    numbers in the units of the targets, float32 [N, K]
+        segmentation  class of each pixel, uint8 [N, H, W]
+
+        Raises:
+            CheckpointError: it doesn't take images, or type or shape differ from the contract's.
+            ValueError: a segmentation isn't finite.
+        """
+        if self.contract.kind not in _READ or len(self.contract.shape) != 3:
+            shape = list(self.contract.shape)
+            raise CheckpointError(
+                f"this checkpoint is for {self.contract.kind} data {shape}; expected images [C, H, W]"
+            )
         tensor = torch.as_tensor(images)
         if tensor.dtype != torch.uint8 or tensor.ndim != 4 or tuple(tensor.shape[1:]) != self.contract.shape:
             expected = ", ".join(str(size) for size in self.contract.shape)
             raise CheckpointError(
                 f"images are {tensor.dtype} {list(tensor.shape)}; this checkpoint takes torch.uint8 [N, {expected}]"
             )
-        parts = [np.zeros((0, len(self.contract.classes)), dtype=np.float32)]
+        read = _READ[self.contract.kind]
         with torch.inference_mode():
-            for batch in tensor.split(batch_size):
-                parts.append(self.network(self.inputs(batch)).float().softmax(dim=1).cpu().numpy())
+            parts = [read(self.network(self.inputs(batch)).float()).cpu().numpy() for batch in tensor.split(batch_size)]
         return np.concatenate(parts)
 
     def inputs(self, images: Tensor) -> Tensor:
         """Convert uint8 images [N, C, H, W] to the network's input, on its device."""
         contract = self.contract
         return Normalization(contract.mean, contract.std, contract.shape, self.device)(images.to(self.device))
+
+
+def _classes_of_pixels(logits: Tensor) -> Tensor:
+    if not logits.isfinite().all():
+        raise ValueError("the network returned NaN or infinity")  # a class can't show it
+    return logits.argmax(dim=1).to(torch.uint8)
+
+
+_READ: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "images": lambda logits: logits.softmax(dim=1),
+    "multi-label": Tensor.sigmoid,
+    "regression": lambda numbers: numbers,
+    "segmentation": _classes_of_pixels,
+}
+"""Convert a network's outputs, by the contract's kind."""
 
 
 class _Undrawn(TorchFunctionMode):

@@ -23,8 +23,9 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    func,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from sqlalchemy.orm import DeclarativeBase, Mapped, column_property, mapped_column, relationship
 
 from stages.faults import Mistake
 from stages.verdicts import Status
@@ -112,13 +113,14 @@ class Dataset(Base):
     position: Mapped[int]
     title: Mapped[str]
     kind: Mapped[str]
-    shape: Mapped[list[Any]]
+    shape: Mapped[list[Any]] = mapped_column()
     classes: Mapped[int]
     class_names: Mapped[list[Any]]
     train_images: Mapped[int]
     test_images: Mapped[int]
     licence: Mapped[str]
     homepage: Mapped[str]
+    has_images: Mapped[bool] = column_property(func.json_array_length(shape) == 3)  # [C, H, W]
 
 
 class ExperimentRow(Base):

@@ -95,7 +95,7 @@ class InProcessWorker:
     def has_loaded(self, model: Model) -> bool:
         return model.sha256 not in self.unloaded
 
-    def probabilities(self, model: Model, images: np.ndarray, client: str = "") -> np.ndarray:
+    def predict(self, model: Model, images: np.ndarray, client: str = "") -> np.ndarray:
         self.unloaded.discard(model.sha256)
         try:
             return expected_of(model, images)
@@ -140,7 +140,7 @@ def started(
 
 
 async def ask(batcher: Batcher, model: Model, *firsts: int) -> list[np.ndarray | BaseException]:
-    calls = [batcher.probabilities(model, image(first)) for first in firsts]
+    calls = [batcher.predict(model, image(first)) for first in firsts]
     return await asyncio.gather(*calls, return_exceptions=True)
 
 
@@ -182,10 +182,10 @@ def test_cancelled_request_leaves_the_queue() -> None:
     model = InProcessWorker.model_of(network)
 
     async def scenario(batcher: Batcher) -> None:
-        slow = asyncio.create_task(batcher.probabilities(model, image(SLOW)))
+        slow = asyncio.create_task(batcher.predict(model, image(SLOW)))
         await asyncio.sleep(0.05)
-        given_up = [asyncio.create_task(batcher.probabilities(model, image(1))) for _ in range(5)]
-        kept = asyncio.create_task(batcher.probabilities(model, image(2)))
+        given_up = [asyncio.create_task(batcher.predict(model, image(1))) for _ in range(5)]
+        kept = asyncio.create_task(batcher.predict(model, image(2)))
         await asyncio.sleep(0.05)
         assert batcher.waiting == 6
         for task in given_up:
@@ -204,7 +204,7 @@ def test_models_never_share_a_pass() -> None:
     first, second = InProcessWorker.model_of(one), InProcessWorker.model_of(other)
 
     async def scenario(batcher: Batcher) -> None:
-        calls = [batcher.probabilities(model, image(1)) for model in (first, second) * 6]
+        calls = [batcher.predict(model, image(1)) for model in (first, second) * 6]
         await asyncio.gather(*calls)
 
     with started() as batcher, batcher.announce():
@@ -217,7 +217,7 @@ def test_small_request_overtakes_large_one() -> None:
     done: list[str] = []
 
     async def call(batcher: Batcher, name: str, asked: Model, images: np.ndarray) -> None:
-        await batcher.probabilities(asked, images)
+        await batcher.predict(asked, images)
         done.append(name)
 
     async def scenario(batcher: Batcher) -> None:
@@ -236,7 +236,7 @@ def test_requests_fail_at_once_until_a_worker_can_start() -> None:
     model, worker = InProcessWorker.model_of(Touchy()), InProcessWorker(can_restart=False)
 
     async def scenario(batcher: Batcher) -> list[np.ndarray | BaseException]:
-        slow = asyncio.create_task(batcher.probabilities(model, image(SLOW)))
+        slow = asyncio.create_task(batcher.predict(model, image(SLOW)))
         await asyncio.sleep(0.05)
         return [*await ask(batcher, model, DEADLY, 1), await slow]
 
@@ -244,7 +244,7 @@ def test_requests_fail_at_once_until_a_worker_can_start() -> None:
         deadly, behind, _ = asyncio.run(asyncio.wait_for(scenario(batcher), 10))
         assert isinstance(deadly, InferenceStopped) and isinstance(behind, InferenceStopped)
         with pytest.raises(InferenceStopped, match="inference isn't running"):
-            asyncio.run(batcher.probabilities(model, image(1)))
+            asyncio.run(batcher.predict(model, image(1)))
         assert not batcher.is_alive
         worker.can_restart = True
         wait_until(lambda: batcher.is_alive)
@@ -307,7 +307,7 @@ async def start_slow_requests(batcher: Batcher, model: Model, names: Sequence[st
 async def as_client(client: str, batcher: Batcher, model: Model, images: np.ndarray) -> float:
     """Send a request as one client; return the time of its answer."""
     current_client.set(client)
-    await batcher.probabilities(model, images)
+    await batcher.predict(model, images)
     return time.monotonic()
 
 
@@ -382,7 +382,7 @@ def test_released_model_predicts_the_same_alone_and_in_any_batch(path: Path, wor
     async def scenario(batcher: Batcher, size: int) -> np.ndarray:
         order = generator.permutation(len(images))
         parts = [order[start : start + size] for start in range(0, len(order), size)]
-        answers = await asyncio.gather(*(batcher.probabilities(model, images[part]) for part in parts))
+        answers = await asyncio.gather(*(batcher.predict(model, images[part]) for part in parts))
         result = np.empty_like(alone)
         result[np.concatenate(parts)] = np.concatenate(answers)
         return result

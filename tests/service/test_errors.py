@@ -188,7 +188,7 @@ def test_data_set_without_weights_explains_why_nothing_answers(tmp_path: Path, m
     record(root, "data/results.db")
     details = {
         "cifar100": "no weights of a model trained on real cifar100 data are here",
-        "sgemm": "sgemm is of kind table, and models here name the class of an image",
+        "sgemm": "a model of sgemm takes rows of a table, whose scaling no checkpoint has",
         "cifar10": "ninformer-cifar10.vit.0, ninformer-cifar10.mlp-mixer.0, …; /api/v1/checkpoints lists all",
     }
     with reading(Settings(root=root)) as client:

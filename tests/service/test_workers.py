@@ -57,18 +57,18 @@ def is_running(pid: int) -> bool:
 
 
 def test_workers_ignore_signals_for_the_server(worker: Worker, model: Model) -> None:
-    worker.probabilities(model, images(model, 1))
+    worker.predict(model, images(model, 1))
     assert worker.pid is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(worker.pid, number)
-    assert worker.probabilities(model, images(model, 1)).shape == (1, len(model.contract.classes))
+    assert worker.predict(model, images(model, 1)).shape == (1, len(model.contract.classes))
 
 
 def test_worker_that_dies_before_its_first_pass_is_reported_as_never_begun(model: Model) -> None:
     worker = Worker(device="no such device", budget_bytes=1 << 30, threads=0)
     worker.start()
     with pytest.raises(NeverBegan):
-        worker.probabilities(model, images(model, 1))
+        worker.predict(model, images(model, 1))
     worker.stop()
 
 
