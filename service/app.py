@@ -51,6 +51,7 @@ from service.inference.engine import Engine
 from service.inference.models import Models
 from service.inference.workers import Worker, cores_here, memory_here
 from service.pages import formats, repository, wording
+from service.pages.citing import read_project
 from service.routes import claim_pages, experiment_pages, export, health, inference, oip, pages, reference, results
 from service.settings import Settings
 from service.slots import SessionPool, Slots
@@ -131,7 +132,8 @@ def _app_state(settings: Settings) -> AppState:
     wording.install(templates.env)
     files = repository.files_below(settings.root)
     repository.install(templates.env, settings.repository, settings.contact, files)
-    templates.env.globals |= {"version": _version(), "sheet": Markup(SHEET)}
+    project = read_project(files)
+    templates.env.globals |= {"project": project, "version": _version(), "sheet": Markup(SHEET)}
     return AppState(
         settings=settings,
         reading=reading,
@@ -157,6 +159,7 @@ def _app_state(settings: Settings) -> AppState:
         engine=_engine(settings, metrics, {"reading": reading.slots, "asking": asking.slots}),
         templates=templates,
         files=files,
+        project=project,
     )
 
 

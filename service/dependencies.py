@@ -25,6 +25,7 @@ from service.http.middleware import Readiness
 from service.http.monitoring import Metrics
 from service.inference.choices import Choices
 from service.inference.engine import Engine
+from service.pages.citing import Project
 from service.pages.searching import ClaimIndex
 from service.settings import Settings
 from service.slots import SessionPool
@@ -57,6 +58,7 @@ class AppState:
     engine: Engine
     templates: Jinja2Templates
     files: Mapping[str, Path]
+    project: Project
 
 
 def app_state_of(request: Request) -> AppState:

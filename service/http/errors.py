@@ -151,8 +151,8 @@ def problem_response(
         accept = request.headers.get("accept", "*/*")
         if weight(accept, "text/html") > weight(accept, MEDIA_TYPE):
             templates: Jinja2Templates = request.app.state.claimcheck.templates
-            told = explain(status, detail, error, request)
-            shown = {"problem": problem, "told": told}
+            explained = explain(status, detail, error, request)
+            shown = {"problem": problem, "explained": explained}
             return templates.TemplateResponse(request, "problem.html", shown, status, headers)
     content = problem.model_dump()
     if path == "/v2" or path.startswith("/v2/"):
@@ -243,8 +243,8 @@ def install_error_handlers(app: FastAPI) -> None:
             field, message = ".".join(str(part) for part in item["loc"]), item["msg"][0].lower() + item["msg"][1:]
             got = f", got {item['input'][:80]!r}" if isinstance(item.get("input"), str) else ""
             is_text = "UploadFile" in item["msg"]
-            told = "this is text; send a file, in a part with a filename" if is_text else f"{message}{got}"
-            details.append(f"{field}: {told}")
+            reason = "this is text; send a file, in a part with a filename" if is_text else f"{message}{got}"
+            details.append(f"{field}: {reason}")
         return problem_response(request, 422, "; ".join(details))
 
     async def unavailable(request: Request, error: Exception) -> Response:

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from service.pages.legend import address_of, is_part, key_of, meaning_of
 from service.pages.opening import holds_in_its_order_only
@@ -71,7 +75,29 @@ def published_on(results: Iterable[Result]) -> str | None:
     return max(days, default=None)
 
 
-def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str | None) -> str:
+@dataclass(frozen=True)
+class Project:
+    """Who made the project that is served, and its licences, as far as its files say; else empty."""
+
+    authors: str = ""
+    licence: str = ""
+    has_notice: bool = False
+
+
+def read_project(files: Mapping[str, Path]) -> Project:
+    """Read `CITATION.cff` among the files that pages may show; one that can't be read says nothing."""
+    try:
+        about = yaml.safe_load(files["CITATION.cff"].read_text(encoding="utf-8"))
+        parts = ("given-names", "name-particle", "family-names", "name-suffix")
+        authors = [one.get("name") or " ".join(one[part] for part in parts if part in one) for one in about["authors"]]
+        licences = about.get("license") or []
+        licences = [licences] if isinstance(licences, str) else licences
+        return Project(" and ".join(filter(None, authors)), " or ".join(licences), "NOTICE" in files)
+    except (KeyError, OSError, TypeError, ValueError, AttributeError, yaml.YAMLError):
+        return Project(has_notice="NOTICE" in files)
+
+
+def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str | None, project: Project) -> str:
     """Return an entry with the claim, its verdict, and the digest that shows if either was changed.
 
     `address` is the permanent one of the service, if any.  The entry's URL contains the digest (`cited=`), so that the
@@ -81,14 +107,14 @@ def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str | None) ->
     note = f"Claim {record.claim.id} of “{paper.title}”, {record.claim.place}; verdict {digest}"
     title = f"{name}: {verdict_in_words(record)}"
     url = address and f"{address.rstrip('/')}/claims/{record.claim.id}?cited={digest}"
-    return _entry(record.claim.id, title, note, url, dated(record))
+    return _entry(record.claim.id, title, note, url, dated(record), project)
 
 
-def bibtex_paper(paper: Paper, tally: Tally | None, address: str | None, content: str) -> str:
+def bibtex_paper(paper: Paper, tally: Tally | None, address: str | None, content: str, project: Project) -> str:
     """Return an entry for all verdicts on a paper, with their counts and the digest of all results."""
     counts = f"{tally.plainly} hold, {tally.against} fail, {tally.waiting} are not tested yet" if tally else "no claim"
     url = address and f"{address.rstrip('/')}/papers/{paper.name}"
-    return _entry(paper.name, f"Claims of “{paper.title}”", f"{counts}; results {content[:DIGITS]}", url, None)
+    return _entry(paper.name, f"Claims of “{paper.title}”", f"{counts}; results {content[:DIGITS]}", url, None, project)
 
 
 def dated(record: ClaimRecord) -> str | None:
@@ -96,17 +122,19 @@ def dated(record: ClaimRecord) -> str | None:
     return published_on(_results(record)) or max((change.date for change in record.changes), default=None)
 
 
-def bibtex_table(comparison: ExperimentComparison, paper: Paper, address: str | None, content: str) -> str:
+def bibtex_table(
+    comparison: ExperimentComparison, paper: Paper, address: str | None, content: str, project: Project
+) -> str:
     """Return an entry for an experiment's results, with the digest of all results in the database."""
-    note = f"Results beside those of “{paper.title}”: {comparison.label}; results {content[:DIGITS]}"
+    note = f"Results next to those of “{paper.title}”: {comparison.label}; results {content[:DIGITS]}"
     url = address and f"{address.rstrip('/')}/experiments/{comparison.experiment}"
-    return _entry(comparison.experiment, comparison.title, note, url, None)
+    return _entry(comparison.experiment, comparison.title, note, url, None, project)
 
 
-def _entry(key: str, title: str, note: str, address: str | None, day: str | None) -> str:
+def _entry(key: str, title: str, note: str, address: str | None, day: str | None, project: Project) -> str:
     fields = {
         "title": f"{{{_tex(title)}}}",
-        "author": "{The Claimcheck authors}",
+        **({"author": f"{{{_tex(project.authors)}}}"} if project.authors else {}),
         **({"year": day[:4]} if day else {}),
         "note": _tex(note),
         **({"url": address} if address else {}),
@@ -178,7 +206,7 @@ def article_of(paper: Paper, page: str) -> dict[str, Any]:
     }
 
 
-def results_on(dataset: Dataset, at: str, day: str | None) -> dict[str, Any]:
+def results_on(dataset: Dataset, at: str, day: str | None, project: Project) -> dict[str, Any]:
     """Describe our results on a data set."""
     based_on = {"@type": "Dataset", "name": dataset.title, "url": dataset.homepage, "license": dataset.licence}
     about = (
@@ -189,21 +217,27 @@ def results_on(dataset: Dataset, at: str, day: str | None) -> dict[str, Any]:
         f"Results of machine-learning models on {dataset.title}: the papers’ printed numbers and ours, with intervals",
         f"{at}/?dataset={dataset.name}",
         {"compared": (f"{at}/compare?dataset={dataset.name}&format=csv", COMPARED)},
-        {"isBasedOn": {**based_on, "description": about}, "license": f"{at}/files/NOTICE"},
+        {"isBasedOn": {**based_on, "description": about}, **_licence(at, project)},
         day,
+        project,
     )
 
 
-def results_of(experiment: ExperimentRow, paper: Paper, at: str, day: str | None) -> dict[str, Any]:
+def results_of(experiment: ExperimentRow, paper: Paper, at: str, day: str | None, project: Project) -> dict[str, Any]:
     """Describe the runs of an experiment, which repeats a table of a paper."""
     return _croissant(
         experiment.name,
         f"{experiment.title}: each run of each model, with its measured numbers",
         f"{at}/experiments/{experiment.name}",
         {"runs": (f"{at}/api/v1/runs?experiment={experiment.name}&format=csv", RUNS)},
-        {"isBasedOn": {"@type": "ScholarlyArticle", "name": paper.title}, "license": f"{at}/files/NOTICE"},
+        {"isBasedOn": {"@type": "ScholarlyArticle", "name": paper.title}, **_licence(at, project)},
         day,
+        project,
     )
+
+
+def _licence(at: str, project: Project) -> dict[str, str]:
+    return {"license": f"{at}/files/NOTICE"} if project.has_notice else {}
 
 
 def _croissant(
@@ -213,6 +247,7 @@ def _croissant(
     tables: Mapping[str, tuple[str, Mapping[str, str]]],
     more: Mapping[str, Any],
     day: str | None,
+    project: Project,
 ) -> dict[str, Any]:
     """Describe a live data set in Croissant 1.1; its tables change with every result, so they have no digest."""
     return {
@@ -222,7 +257,7 @@ def _croissant(
         "name": name,
         "description": description,
         "url": page,
-        "creator": {"@type": "Organization", "name": "The Claimcheck authors"},
+        **({"creator": {"@type": "Organization", "name": project.authors}} if project.authors else {}),
         "isLiveDataset": True,
         **({"datePublished": day[:10]} if day else {}),
         **more,

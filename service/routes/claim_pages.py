@@ -117,7 +117,7 @@ def show_paper(
     titles, arms = wording.titles_of(session)
     deviations = list_deviations(session, name)
     names = {row.claim.id: wording.name_claim(row, titles, arms) for row in judged}
-    drawn, address = draw_lines(judged, names), app_state_of(request).settings.address
+    drawn, state = draw_lines(judged, names), app_state_of(request)
     return render_page(
         request,
         "paper.html",
@@ -152,7 +152,7 @@ def show_paper(
         ),
         drawn=drawn[:MAX_PLOTTED],
         counts_drawn=len(drawn),
-        bibtex=bibtex_paper(paper, counts, address, queries.content_digest(session)),
+        bibtex=bibtex_paper(paper, counts, state.settings.address, queries.content_digest(session), state.project),
         linked_data=article_of(paper, f"{site_of(request)}/papers/{name}"),
         verdict=verdict,
     )
@@ -291,6 +291,7 @@ def show_claim(
     arms = [arm for item in experiments for arm in item.arms]
     titles = {arm.name: arm.title for arm in arms}
     paper, address = queries.find_paper(session, record.claim.paper), str(request.url.replace(query=""))
+    state = app_state_of(request)
     observed = list_behind(session, record, arms, compare)
     related = list_mentioned(session, record.claim)
     of_paper = list_judged(session, ClaimFilter(paper=paper.name)) if record.same_error else []
@@ -319,7 +320,7 @@ def show_claim(
         tried=times_reproduced(record),
         tests=opening.describe_tests(record.deviations, wording.titles_of(session)[1], compare),
         cited=cited,
-        bibtex=bibtex(record, names[claim_id], paper, app_state_of(request).settings.address),
+        bibtex=bibtex(record, names[claim_id], paper, state.settings.address, state.project),
         linked_data=json_ld(record, names[claim_id], paper, address, wording.side_of(record.verdict.status)),
         plot=draw_claim(record, names[claim_id]),
         strip=planning.strip_of(record),

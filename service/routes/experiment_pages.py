@@ -110,14 +110,15 @@ def show_experiment(
     others = (row for row in judged if row.claim.facts.number != "model")  # the comparison has the models' own numbers
     claims = [row for row in others if row.claim.facts.by not in ("params", "data")]
     paper, day = queries.find_paper(session, experiment.paper), queries.read_meta(session, "newest_result")
+    state = app_state_of(request)
     return render_page(
         request,
         "experiment.html",
         experiment=experiment,
         comparison=comparison,
         paper=paper,
-        bibtex=bibtex_table(comparison, paper, app_state_of(request).settings.address, queries.content_digest(session)),
-        linked_data=results_of(experiment, paper, site_of(request), day),
+        bibtex=bibtex_table(comparison, paper, state.settings.address, queries.content_digest(session), state.project),
+        linked_data=results_of(experiment, paper, site_of(request), day, state.project),
         claims=claims,
         names=name_claims(session, claims),
         looks=models.first_looks(experiment.paper, claims, compare, queries.list_datasets(session)),

@@ -114,7 +114,7 @@ def show_comparison(
         sample=sample,
         max_images=parts.settings.max_images,
         needs_key=parts.settings.keys is not None,
-        linked_data=results_on(chosen, site_of(request), day),
+        linked_data=results_on(chosen, site_of(request), day, parts.project),
     )
     page.headers["vary"] = "Accept"
     return page

@@ -222,10 +222,10 @@ function createLinkField({ address, note }) {
     });
     line.append(label, " ", button, " ");
   }
-  const told = document.createElement("span");
-  told.className = "quiet";
-  told.textContent = note;
-  line.append(told);
+  const remark = document.createElement("span");
+  remark.className = "quiet";
+  remark.textContent = note;
+  line.append(remark);
   return line;
 }
 

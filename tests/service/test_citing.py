@@ -224,3 +224,29 @@ def test_paper_is_an_article_that_our_page_is_about(client: TestClient) -> None:
     article = linked_data(client, "/papers/dac")
     assert (article["@type"], article["url"]) == ("ScholarlyArticle", "https://arxiv.org/abs/2301.00924v3")
     assert article["subjectOf"]["url"] == "http://127.0.0.1/papers/dac"
+
+
+def test_pages_name_the_authors_and_licences_of_the_project_that_is_served(own_root: Path) -> None:
+    """A project of one's own may have no such files, or one that can't be read."""
+    citation = own_root / "CITATION.cff"
+    (own_root / "NOTICE").unlink(missing_ok=True)
+    for text, author, licence in (
+        (
+            "authors: [{given-names: Ada, family-names: Lovelace}, {name: A Lab}]\nlicense: MIT",
+            "Ada Lovelace and A Lab",
+            "MIT",
+        ),
+        ("authors: [", None, None),
+        ("[]", None, None),
+        (None, None, None),
+    ):
+        citation.write_text(text) if text else citation.unlink()
+        with reading(Settings(root=own_root)) as client:
+            (experiment, *_) = (item["name"] for item in client.get("/api/v1/experiments").json())
+            page = client.get(f"/experiments/{experiment}").text
+        assert ("author = {" in page) == (author is not None) and ("Licence of the code" in page) == (
+            licence is not None
+        )
+        assert author is None or page.count(author) >= 3, "footer, citation and linked data"
+        assert licence is None or f"Licence of the code: {licence}." in page
+        assert "/files/NOTICE" not in page and "Claimcheck authors" not in page

@@ -116,7 +116,7 @@ def test_waiting_and_undecidable_claims_are_distinguished_everywhere(published_c
     never = published_client.get("/claims/nmn.ext.vits.c10.base").text
     assert (
         f">{REASONS[NEVER]}</small>" in never
-        and "yet" not in re.findall(r'(?s)<div class="told">(.*?)</div>', never)[0]
+        and "yet" not in re.findall(r'(?s)<div class="conclusion">(.*?)</div>', never)[0]
     )
 
 

@@ -110,7 +110,7 @@ def test_invalid_question_is_a_problem_in_the_api_and_a_page_in_a_browser(
 
 def test_page_asks_answers_and_links_to_the_papers_claims(published_client: TestClient) -> None:
     form = published_client.get("/versus").text
-    assert 'action="/versus"' in form and "<option>NiNformer</option>" in form and 'class="told"' not in form
+    assert 'action="/versus"' in form and "<option>NiNformer</option>" in form and 'class="conclusion"' not in form
     html = unescape(published_client.get(f"/versus?dataset=sgemm&a={PAIR[0]}&b={PAIR[1]}").text)
     assert ask(published_client, "sgemm", *PAIR)["sentence"] in html and 'class="track interval"' in html
     assert 'href="/claims/dac.sgemm.best"' in html
