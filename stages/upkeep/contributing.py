@@ -153,7 +153,7 @@ def accept(
     Raises:
         ContributionError: a check failed; nothing was added.
     """
-    path, note = _path_of(root, lab), ""
+    path, notes = _path_of(root, lab), list[str]()
     known = path.with_suffix(".pub")
     if key and known.is_file() and known.read_bytes() != key.read_bytes():
         raise ContributionError(f"{lab} signs with another key: {known}; delete it if {lab} says that it has a new one")
@@ -181,11 +181,12 @@ def accept(
             if not any(trail.broken for trail in trails):
                 diverged, spent = _diverge_again(root, new, packed, epochs, device)
                 trails += diverged
+                notes += [f"{trail.checkpoint}: {trail.links[0].detail}" for trail in diverged]
             if epochs > spent and not any(trail.broken for trail in trails):
                 again, note = _train_again(root, trials, packed, epochs - spent, device)
-                trails += again
+                trails, notes = [*trails, *again], [*notes, note]
             if unseen := _list_unseen(new, trails):
-                trails, note = [*trails, *unseen], "\n".join(filter(None, [note, _describe_unseen(unseen)]))
+                trails, notes = [*trails, *unseen], [*notes, _describe_unseen(unseen)]
     except (zipfile.BadZipFile, KeyError) as error:
         raise ContributionError(f"{file} was not made by claimcheck contribute: {error}") from None
     except (EvidenceError, RecordError) as error:
@@ -197,7 +198,7 @@ def accept(
         if written:
             write_atomically(target, written)
     write_atomically(path, content)
-    return len(lines), len(lines) - len(before), trails, note
+    return len(lines), len(lines) - len(before), trails, "\n".join(notes)
 
 
 def _read(packed: zipfile.ZipFile, name: str) -> bytes:
@@ -372,26 +373,30 @@ class _Differs(Exception):
 def _diverge_again(
     root: Path, trials: Sequence[Trial], packed: zipfile.ZipFile, budget: int, device: str
 ) -> tuple[list[Trail], int]:
-    """Train each diverged trial again, from the last state before its divergence; return the epochs spent, too."""
-    begins = {trial.name: 0 for trial in trials if trial.result.status == "diverged"}
-    diverged = [trial for trial in trials if trial.name in begins]
-    for trial in diverged:
-        states = [int(after) for after, digest in trial.states.items() if f"states/{digest}" in packed.namelist()]
-        begins[trial.name] = max((after for after in states if after <= _last_state(trial.result)), default=0)
-    needed = sum(_last_state(trial.result) + 1 - begins[trial.name] for trial in diverged)
-    if needed > budget:
+    """Train each diverged trial again, from the start or, if that exceeds `budget` epochs, from its last state.
+
+    Also returns the epochs spent.
+    """
+    diverged = [trial for trial in trials if trial.result.status == "diverged"]
+    ends, begins = [_last_state(trial.result) + 1 for trial in diverged], [0] * len(diverged)
+    if sum(ends) > budget:
+        for place, trial in enumerate(diverged):
+            states = [int(after) for after, digest in trial.states.items() if f"states/{digest}" in packed.namelist()]
+            begins[place] = max((after for after in states if after < ends[place]), default=0)
+    spent = sum(ends) - sum(begins)
+    if spent > budget:
         only = (
-            f"{len(diverged)} trainings diverge, and to see it takes {needed} epochs: give --retrain {needed} or more"
+            f"{len(diverged)} trainings diverge, and to see that takes {spent} epochs: give --retrain {spent} or more"
         )
         return [Trail(diverged[0].name, (Link("retrained", "broken", f"{only}, or deposit the states before"),))], 0
     found = []
-    for trial in diverged:
+    for trial, begin in zip(diverged, begins, strict=True):
         try:
-            link = Link("retrained", "holds", _compare_divergence(root, trial, begins[trial.name], packed, device))
+            link = Link("retrained", "holds", _compare_divergence(root, trial, begin, packed, device))
         except (_Differs, PackedDataError, KeyError, RuntimeError, TypeError, ValueError) as error:
             link = Link("retrained", "broken", f"divergence: {error}")
         found.append(Trail(trial.name, (link,)))
-    return found, needed
+    return found, spent
 
 
 def _compare_divergence(root: Path, trial: Trial, begin: int, packed: zipfile.ZipFile, device: str) -> str:
@@ -402,18 +407,21 @@ def _compare_divergence(root: Path, trial: Trial, begin: int, packed: zipfile.Zi
     """
     line = trial.result
     state = _read_state(trial, begin, packed) if begin else None
+    since = (
+        f"trained again from the state after epoch {begin}, which may be false" if begin else "trained from the start"
+    )
     again = _train(line, _find_data(root, line), pick_device(device), state, _last_state(line) + 1)
     if again.divergence is None or len(again.state.history) != len(line.curves):
         raise _Differs("trained again, its loss doesn't diverge in that epoch")
     if not _is_alike(line, device):
-        return "its loss diverges in the same epoch on another kind of device"
+        return f"{since}, its loss diverges in the same epoch; its line names another kind of device"
     theirs = vars(line.divergence)
     if not _has_rows(line.curves[begin:], again.state.history[begin:]) or not all(
         np.isclose(np.array(theirs[name], float), np.array(value, float), rtol=1e-7, atol=0, equal_nan=True)
         for name, value in again.divergence.items()
     ):
         raise _Differs(f"trained again, it is {again.divergence}")
-    return "its loss diverges at the same step"
+    return f"{since}, its loss diverges at the same step"
 
 
 def _find_data(root: Path, line: ResultLine) -> Path:
