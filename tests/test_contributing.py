@@ -360,7 +360,7 @@ def test_invention_passes_until_an_epoch_is_trained_again(
     far = forged(oslo, tmp_path / "far.zip", claim_another_device, key=key, deposits=STATES)
     *_, note = give(ours, far, key=public, epochs=12)
     assert "12 of 12 epochs trained again, 0 compared bit by bit" in note
-    assert "\n12 were compared only nearly, because their lines name another kind of device: without the state" in note
+    assert "\n12 were compared only nearly, because their lines name another kind of device: unless most" in note
     unseen = note.splitlines()[-1]
     assert "nothing gives its auroc, calibration_error" in unseen and "vit.1 of uni-oslo" in unseen
 
