@@ -339,10 +339,10 @@ def _train_again(
         for false in sorted({min(1, len(possible)), -(-len(possible) // 10), len(possible)})
     )
     limits = (
-        f"\n{len(far)} were compared only nearly, because their lines name another kind of device: unless most err in one "
-        f"direction, or weights are deposited that score otherwise, a test accuracy passes that is wrong by up to "
-        f"{100 * ELSEWHERE['test_accuracy']:g} points, a test loss by {ELSEWHERE['test_loss']:.0%}, and a training loss "
-        f"by {ELSEWHERE['train_loss']:.0%}"
+        f"\n{len(far)} were compared only nearly, because their lines name another kind of device: unless most err in "
+        "one direction, or deposited weights score otherwise, a test accuracy passes that is wrong by up to "
+        f"{100 * ELSEWHERE['test_accuracy']:g} points, a test loss by {ELSEWHERE['test_loss']:.0%}, and a training "
+        f"loss by {ELSEWHERE['train_loss']:.0%}"
     )
     return found, (
         f"{len(drawn)} of {len(possible)} epochs trained again, {len(compared) - len(far)} compared bit by bit "
