@@ -255,6 +255,11 @@ def raise_the_calibration_error(lines: Lines) -> None:
     next(row for row in line_of(lines)["result"]["metrics"] if row["metric"] == "calibration_error")["value"] = 0.3
 
 
+def add_an_observation(lines: Lines) -> None:
+    metrics = line_of(lines)["result"]["metrics"]
+    metrics.append({"metric": "accuracy_after_inversion", "split": "test", "value": 0.03, "n": 16})
+
+
 def claim_another_device(lines: Lines) -> None:
     for line in lines:
         line["result"]["environment"]["device_name"] = "another processor"
@@ -298,6 +303,10 @@ OF_DEPOSITS: dict[str, tuple[Forge, str, str, int]] = {
     "a divergence that didn't happen": (diverge, "doesn't diverge in that epoch", BOTH, 12),
     "a metric that no curve has": (
         *(raise_the_calibration_error, r"calibration_error is recorded as 0\.3, the weights give"),
+        *(WEIGHTS, 0),
+    ),
+    "a metric that weights don't give": (
+        *(add_an_observation, "it has accuracy_after_inversion of split test, which the weights don't give"),
         *(WEIGHTS, 0),
     ),
     "a metric that no curve has, without its weights": (
@@ -362,7 +371,7 @@ def test_invention_passes_until_an_epoch_is_trained_again(
     assert "12 of 12 epochs trained again, 0 compared bit by bit" in note
     assert "\n12 were compared only nearly, because their lines name another kind of device: unless most" in note
     unseen = note.splitlines()[-1]
-    assert "nothing gives its auroc, calibration_error" in unseen and "vit.1 of uni-oslo" in unseen
+    assert "no weights here give its auroc, calibration_error" in unseen and "vit.1 of uni-oslo" in unseen
 
 
 def test_divergence_is_trained_again_from_the_start_if_affordable(

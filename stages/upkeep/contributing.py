@@ -14,6 +14,7 @@ import re
 import tempfile
 import zipfile
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb
@@ -93,7 +94,7 @@ First epochs of published trainings differ between two kinds of processor by at 
 """
 _SAME_WEIGHTS = 1e-3
 """The same for scores of the same weights."""
-CHANCE = 0.001
+CHANCE = 0.004
 """Differences between devices are refused if rounding gives such a common sign with this probability or less."""
 
 
@@ -182,7 +183,7 @@ def accept(
                 diverged, spent = _diverge_again(root, new, packed, epochs, device)
                 trails += diverged
                 notes += [f"{trail.checkpoint}: {trail.links[0].detail}" for trail in diverged]
-            if epochs > spent and not any(trail.broken for trail in trails):
+            if not any(trail.broken for trail in trails):
                 again, note = _train_again(root, trials, packed, epochs - spent, device)
                 trails, notes = [*trails, *again], [*notes, note]
             if unseen := _list_unseen(new, trails):
@@ -235,15 +236,14 @@ def _check_states(trials: Sequence[Trial], packed: zipfile.ZipFile) -> Link:
     kept = {*packed.namelist()}
     wanted = [(trial, after) for trial in trials for after in range(1, _last_state(trial.result) + 1)]
     missing = [(trial, after) for trial, after in wanted if f"states/{trial.states.get(str(after))}" not in kept]
-    if len(missing) in (0, len(wanted)):
-        return Link(
-            "states", "holds" if len(missing) < len(wanted) else "not here", f"{len(wanted) - len(missing)} states"
-        )
-    trial, after = missing[0]
-    some = f"{len(missing)} of {len(wanted)} states are missing, first that of {trial.name} after epoch {after}"
-    return Link(
-        "states", "broken", f"{some}; deposit all of them or none, because no epoch may be hidden from the draw"
-    )
+    if len(missing) == len(wanted):
+        return Link("states", "not here", "none are deposited")
+    some = [
+        f"{len(missing)} of {len(wanted)} states are missing, first that of {trial.name} after epoch {after}; "
+        "deposit all of them or none, because no epoch may be hidden from the draw"
+        for trial, after in missing[:1]
+    ]
+    return Link.of("states", some, f"{len(wanted)} states")
 
 
 def _check_weights(root: Path, trial: Trial, packed: zipfile.ZipFile) -> Iterator[Link]:
@@ -274,28 +274,27 @@ def _check_weights(root: Path, trial: Trial, packed: zipfile.ZipFile) -> Iterato
 
 def _compare_metrics(line: ResultLine, held: Path, weights: Path) -> list[str]:
     """Describe differences of the line from what its weights give, on the test set and inside the network."""
-    return [*compare(line, recompute(weights, held, line)), *look_again(weights, held, line)]
+    scores = recompute(weights, held, line)
+    return [*compare(line, scores), *look_again(weights, held, line, scores)]
 
 
 def _list_unseen(trials: Sequence[Trial], trails: Sequence[Trail]) -> list[Trail]:
     """List the finished trials whose metrics nothing has recomputed."""
-    seen = {trail.checkpoint for trail in trails for link in trail.links if link.name in ("weights", _METRICS)}
-    names = {}
-    for trial in trials:
-        metrics = sorted({row.metric for row in trial.result.metrics} - {*_IN_CURVES})
-        names[trial.name] = [*metrics, *(["observations"] if trial.result.observed else [])]
-    return [
-        Trail(name, (Link(_METRICS, "not here", f"nothing gives its {', '.join(metrics)}: no weights are deposited"),))
-        for name, metrics in names.items()
-        if metrics and name not in seen
-    ]
+    links = [(trail.checkpoint, link) for trail in trails for link in trail.links if link.status == "holds"]
+    seen = {name for name, link in links if link.name in ("weights", _METRICS)}
+    unseen = []
+    for trial in [trial for trial in trials if trial.result.status == "finished" and trial.name not in seen]:
+        names = sorted({row.metric for row in trial.result.metrics} - {*_IN_CURVES})
+        listed = ", ".join([*names, *(["observations"] if trial.result.observed else [])])
+        unseen.append(Trail(trial.name, (Link(_METRICS, "not here", f"no weights here give its {listed}"),)))
+    return unseen
 
 
 def _describe_unseen(unseen: Sequence[Trail]) -> str:
-    said = dict[str, list[str]]()
+    said = defaultdict[str, list[str]](list)
     for trail in unseen:
-        said.setdefault(trail.links[0].detail, []).append(trail.checkpoint)
-    return "\n".join(f"{why}: {', '.join(names)}" for why, names in said.items())
+        said[trail.links[0].detail].append(trail.checkpoint)
+    return "\n".join(f"{detail}: {', '.join(names)}" for detail, names in said.items())
 
 
 def chance_of_passing(epochs: int, false: int, drawn: int) -> float:
@@ -464,7 +463,10 @@ def _compare_epoch(root: Path, trial: Trial, epoch: int, packed: zipfile.ZipFile
         after = load(_read(packed, name))
     if is_alike and is_last and line.status == "finished":
         with tempfile.NamedTemporaryFile(suffix=".safetensors") as weights:
-            weights.write(content := dump_checkpoint(again.session.model, _contract_of(again.session.spec, held)))
+            info = read_info(held)
+            data = {"dataset": info.dataset, "shape": info.shape, "classes": info.classes}
+            contract = InputContract.of_run(again.session.spec, info.kind, **data)
+            weights.write(content := dump_checkpoint(again.session.model, contract))
             weights.flush()
             if hashlib.sha256(content).hexdigest() != line.weights_sha256:
                 raise _Differs("trained again, it ends in other weights than those of the line")
@@ -493,22 +495,6 @@ def _compare_scores(theirs: EpochRow, session: Session, weights: dict[str, Tenso
         measured |= {f"val_{name}": value for name, value in measure(session.model, session.task, rows).items()}
     if not _has_rows([theirs], [vars(theirs) | measured], dict.fromkeys(ELSEWHERE, _SAME_WEIGHTS)):
         raise _Differs("the deposited weights after it give other scores than its row of the curves")
-
-
-def _contract_of(spec: RunSpec, held: Path) -> InputContract:
-    """Return the header of the run's weights, as the training wrote it."""
-    info = read_info(held)
-    return InputContract(
-        kind=spec.task or info.kind,
-        model=spec.model,
-        shape=info.shape,
-        mean=spec.protocol.mean,
-        std=spec.protocol.std,
-        classes=info.classes,
-        run_key=spec.run_key,
-        dataset=info.dataset,
-        data_digest=info.digest,
-    )
 
 
 def _read_state(trial: Trial, after: int, packed: zipfile.ZipFile) -> TrainingState | None:

@@ -307,8 +307,10 @@ def compare(line: ResultLine, scores: Scores) -> Iterator[str]:
     yield from _compare_images(line, scores, _OTHER_MACHINE)
 
 
-def look_again(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
+def look_again(weights: Path, packed: Path, line: ResultLine, scores: Scores | None = None) -> Iterator[str]:
     """Describe differences between the observations in `line` and those of its weights as trained.
+
+    With the weights' `scores`, a metric that is neither a score nor an observation is one, too.
 
     Raises:
         CheckpointError: the weights can't be loaded.
@@ -323,6 +325,9 @@ def look_again(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
         slack = 1.5 / row.n if row.n and row.metric.startswith("accuracy") else 1e-6
         if value is not None and not math.isclose(value, row.value, rel_tol=_OTHER_MACHINE, abs_tol=slack):
             yield f"{row.metric} is recorded as {value:.7g}, the weights give {row.value:.7g}"
+    given = {(row.metric, row.split) for row in (*scores.metrics, *inside.metrics)} if scores else recorded.keys()
+    if invented := [f"{metric} of split {split}" for metric, split in sorted(recorded.keys() - given)]:
+        yield f"it has {', '.join(invented)}, which the weights don't give"
     if line.observed is not None:
         pair = (line.observed, inside.layers or {})
         theirs, ours = (sorted((one[:4], one[4]) for one in list_observed(layers)) for layers in pair)
