@@ -265,7 +265,7 @@ def _check_weights(root: Path, trial: Trial, packed: zipfile.ZipFile) -> Iterato
                 raise PackedDataError(f"{held.name} is packed from other data here")
             else:
                 faults = _compare_metrics(line, held, Path(weights.name))
-            yield Link.of("weights", faults, "they give the line's metrics")
+            yield Link.of("weights", faults, _given(line))
         except CheckpointError as error:
             yield Link("weights", "broken", str(error))
         except PackedDataError as error:
@@ -278,12 +278,16 @@ def _compare_metrics(line: ResultLine, held: Path, weights: Path) -> list[str]:
     return [*compare(line, scores), *look_again(weights, held, line, scores)]
 
 
+def _given(line: ResultLine) -> str:
+    return f"the weights of run {line.run_key[:12]} give its metrics"
+
+
 def _list_unseen(trials: Sequence[Trial], trails: Sequence[Trail]) -> list[Trail]:
     """List the finished trials whose metrics nothing has recomputed."""
-    links = [(trail.checkpoint, link) for trail in trails for link in trail.links if link.status == "holds"]
-    seen = {name for name, link in links if link.name in ("weights", _METRICS)}
-    unseen = []
-    for trial in [trial for trial in trials if trial.result.status == "finished" and trial.name not in seen]:
+    details, unseen = {link.detail for trail in trails for link in trail.links}, []
+    for trial in trials:
+        if trial.result.status == "diverged" or _given(trial.result) in details:
+            continue
         names = sorted({row.metric for row in trial.result.metrics} - {*_IN_CURVES})
         listed = ", ".join([*names, *(["observations"] if trial.result.observed else [])])
         unseen.append(Trail(trial.name, (Link(_METRICS, "not here", f"no weights here give its {listed}"),)))
@@ -326,7 +330,7 @@ def _train_again(
             how = "bit for bit" if again.is_alike else "only nearly: it names another kind of device"
             links = [Link("retrained", "holds", f"epoch {epoch + 1} gives its row {how}")]
             if again.gives_metrics:
-                links.append(Link(_METRICS, "holds", "the weights after the last epoch give them"))
+                links.append(Link(_METRICS, "holds", _given(trial.result)))
         except (_Differs, PackedDataError, KeyError, RuntimeError, TypeError, ValueError) as error:
             links = [Link("retrained", "broken", f"epoch {epoch + 1}: {error}")]
         found.append(Trail(trial.name, tuple(links)))
@@ -360,7 +364,7 @@ def _common_signs(compared: Sequence[_Again]) -> Iterator[str]:
         chance = permutation_test((found,), np.mean, permutation_type="samples").pvalue
         if chance <= CHANCE:
             yield (
-                f"{name} differs by {found.mean():+.2%} on average of {len(found)} epochs, always nearly in one "
+                f"{name} differs by {found.mean():+.2%} on average of {len(found)} epochs, nearly always in one "
                 f"direction; rounding on another kind of device does that with probability {chance:.1g}"
             )
 
@@ -379,15 +383,15 @@ def _diverge_again(
     diverged = [trial for trial in trials if trial.result.status == "diverged"]
     ends, begins = [_last_state(trial.result) + 1 for trial in diverged], [0] * len(diverged)
     if sum(ends) > budget:
+        kept = {*packed.namelist()}
         for place, trial in enumerate(diverged):
-            states = [int(after) for after, digest in trial.states.items() if f"states/{digest}" in packed.namelist()]
-            begins[place] = max((after for after in states if after < ends[place]), default=0)
+            states = [n for n in range(1, ends[place]) if f"states/{trial.states.get(str(n))}" in kept]
+            begins[place] = max(states, default=0)
     spent = sum(ends) - sum(begins)
     if spent > budget:
-        only = (
-            f"{len(diverged)} trainings diverge, and to see that takes {spent} epochs: give --retrain {spent} or more"
-        )
-        return [Trail(diverged[0].name, (Link("retrained", "broken", f"{only}, or deposit the states before"),))], 0
+        remedy = f"give --retrain {spent} or more, or deposit the states before"
+        unchecked = f"trainings that diverge: {len(diverged)}; epochs that check it: {spent}; {remedy}"
+        return [Trail(diverged[0].name, (Link("retrained", "broken", unchecked),))], 0
     found = []
     for trial, begin in zip(diverged, begins, strict=True):
         try:
@@ -406,9 +410,7 @@ def _compare_divergence(root: Path, trial: Trial, begin: int, packed: zipfile.Zi
     """
     line = trial.result
     state = _read_state(trial, begin, packed) if begin else None
-    since = (
-        f"trained again from the state after epoch {begin}, which may be false" if begin else "trained from the start"
-    )
+    since = f"trained from the state after epoch {begin}, which may be false" if begin else "trained from the start"
     again = _train(line, _find_data(root, line), pick_device(device), state, _last_state(line) + 1)
     if again.divergence is None or len(again.state.history) != len(line.curves):
         raise _Differs("trained again, its loss doesn't diverge in that epoch")
