@@ -25,7 +25,7 @@ from stages.params.experiment import load_params
 from stages.recording.sources import find_results, lab_seeds
 from stages.run import canonical_json, environment_digest
 from stages.runs.consistency import find_repeats
-from stages.runs.evidence import COLUMNS, Curves, EpochRow, seal
+from stages.runs.evidence import COLUMNS, Curves, EpochRow, EvidenceLine, read_lines, seal
 from stages.upkeep import contributing
 from stages.upkeep.contributing import ContributionError, accept, chance_of_passing
 from stages.upkeep.verifying import LAB_FILES, Trail, check_evidence
@@ -497,6 +497,16 @@ def test_lab_needs_seeds_of_its_own() -> None:
     theirs = dataclasses.replace(ours, result=result, origin=dataclasses.replace(ours.origin, lab=LAB))
     ((_, reason),) = find_repeats([ours, theirs])
     assert reason == f"it has the seed of {ours.name}, and only new seeds make a result of another lab"
+
+
+def test_training_must_not_stop_earlier_than_its_rule_says() -> None:
+    lines = read_lines(REPOSITORY / "data" / "evidence" / "dac-sgemm.jsonl", EvidenceLine)[:10]
+    for line in (line.result for line in lines):
+        assert contributing._check_end(line).status == "holds"
+        shorter = dataclasses.replace(line, curves=line.curves[:-1])
+        assert contributing._check_end(shorter).status == "broken"
+        unknown = Curves({name: [1.0] * len(line.curves) for name in COLUMNS if name != "val_loss"})
+        assert "val_loss can't be read" in contributing._check_end(dataclasses.replace(line, curves=unknown)).detail
 
 
 def compare(row: EpochRow, *, is_false: bool) -> contributing._Again:

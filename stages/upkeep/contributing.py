@@ -54,6 +54,7 @@ from stages.training.process import describe_environment, describe_fast_paths
 from stages.training.recipe import with_recipe
 from stages.training.session import Session, open_session
 from stages.training.split import training_rows
+from stages.training.stopping import stops_early
 from stages.training.tasks import with_task
 from stages.upkeep.publishing import cell_of, collect
 from stages.upkeep.verifying import (
@@ -175,7 +176,7 @@ def accept(
             trials, accepted = [trial for trial, _ in checked], {line.digest for line in before}
             new = [trial for trial in trials if trial.digest not in accepted]
             trails = [Trail(f"the file of {lab}", (signed, whole, _check_states(new, packed)))]
-            trails += [Trail(trial.name, links) for trial, links in checked]
+            trails += [Trail(trial.name, (*links, _check_end(trial.result))) for trial, links in checked]
             if not any(trail.broken for trail in trails):  # first, because loading weights runs the line's model
                 trails += [Trail(trial.name, tuple(_check_weights(root, trial, packed))) for trial in trials]
             spent = 0
@@ -244,6 +245,18 @@ def _check_states(trials: Sequence[Trial], packed: zipfile.ZipFile) -> Link:
         for trial, after in missing[:1]
     ]
     return Link.of("states", some, f"{len(wanted)} states")
+
+
+def _check_end(line: ResultLine) -> Link:
+    """Check that a training with fewer epochs than planned ended when its rule of early stopping says so."""
+    try:
+        protocol, history = RunSpec.from_dict(dict(line.spec)).protocol, [vars(row) for row in line.curves]
+        ends = [stops_early(history[:length], protocol.early_stop) for length in (len(history) - 1, len(history))]
+    except (KeyError, TypeError, ValueError) as error:
+        return Link("end", "broken", f"its spec or its val_loss can't be read: {error}")
+    is_right = line.status == "diverged" or ends == [False, True] or (not ends[0] and len(history) == protocol.epochs)
+    fault = f"its curves end after epoch {len(history)}, its rule of early stopping ends it elsewhere"
+    return Link.of("end", [] if is_right else [fault], f"after epoch {len(history)}")
 
 
 def _check_weights(root: Path, trial: Trial, packed: zipfile.ZipFile) -> Iterator[Link]:
