@@ -370,17 +370,8 @@ def _sealed_files(
     }
     known = {}
     if divergence is None:
-        contract = InputContract(
-            kind=job.spec.task or info.kind,
-            model=job.spec.model,
-            shape=info.shape,
-            mean=job.spec.protocol.mean,
-            std=job.spec.protocol.std,
-            classes=info.classes,
-            run_key=job.spec.run_key,
-            dataset=info.dataset,
-            data_digest=info.digest,
-        )
+        data = {"dataset": info.dataset, "shape": info.shape, "classes": info.classes}
+        contract = InputContract.of_run(job.spec, info.kind, **data)
         weights = files["weights.safetensors"] = dump_checkpoint(model, contract)
         known["weights.safetensors"] = result["weights_sha256"] = hashlib.sha256(weights).hexdigest()
     files["result.json"] = canonical_json(result).encode()

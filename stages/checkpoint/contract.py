@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stages.faults import Mistake
-from stages.run import ModelSpec, TaskName
+from stages.run import ModelSpec, RunSpec, TaskName
 
 METADATA_KEY = "claimcheck"
 _MAX_HEADER_BYTES = 1 << 20
@@ -39,6 +39,19 @@ class InputContract:
     dataset: str
     data_digest: str
     kind: Literal["images", "table", "text"] | TaskName = "images"
+
+    @classmethod
+    def of_run(cls, spec: RunSpec, kind: Any, **data: Any) -> InputContract:
+        """Return the contract of a run's weights; `data` are dataset, shape and classes of packed data of `kind`."""
+        return cls(
+            kind=spec.task or kind,
+            model=spec.model,
+            mean=spec.protocol.mean,
+            std=spec.protocol.std,
+            run_key=spec.run_key,
+            data_digest=spec.data_digest,
+            **data,
+        )
 
 
 def read_checkpoint(weights: Path, *, expected_sha256: str | None = None) -> tuple[bytes, InputContract, str]:

@@ -16,15 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from stages.run import canonical_json, environment_digest
+from stages.run import RunSpec, canonical_json, environment_digest, steps_per_epoch, training_counts
 from stages.runs.evidence import COLUMNS, CostLine, Release, ResultLine, Trial, as_curves, unpack_correct
 
 Columns = Mapping[str, Sequence[Any]]
 _EIGHT_DIGITS = 1e-7
 _OTHER_PASS = 1e-3
 """Largest relative difference of a loss between the observer's pass over the test set and that of `evaluate`."""
-_OTHER_CLASS = 0.005
-"""Largest share of test images whose class differs between those two passes, at least one image."""
+_OTHER_CLASS = 1.5e-4
+"""Largest share of test images whose class differs between those two passes, at least one image: published, none."""
+_REPEAT = 1e-6
+"""Largest relative difference of losses between two curves of one training."""
 _SECONDS = 6e-5
 """An epoch's seconds are stored with four decimals."""
 SHARES = (
@@ -53,7 +55,7 @@ def find_contradictions(line: ResultLine) -> list[str]:
     """Describe the contradictions within `line`."""
     given = as_curves(line.curves)
     curves = {name: given.column(name) for name in COLUMNS}
-    return [*_check_facts(line), *_check_curves(line, curves), *_metrics(line, curves)]
+    return [*_check_facts(line), *_check_curves(line, curves), *_divergence(line, curves), *_metrics(line, curves)]
 
 
 def find_cost_contradictions(line: ResultLine, cost: CostLine) -> list[str]:
@@ -103,16 +105,20 @@ def find_impossible_times(line: ResultLine, cost: CostLine) -> list[str]:
 def find_repeats(trials: Iterable[Trial]) -> Iterator[tuple[Trial, str]]:
     """Yield each trial that repeats an earlier one's outcome as another training, or has other data, and the reason."""
     first: dict[tuple[str, str, str], Trial] = {}
+    curves = _SeenCurves()
     for trial in trials:
         line = trial.result
-        curve = canonical_json(list(as_curves(line.curves).column("train_loss")))
-        outcome = {"weights": line.weights_sha256, "learning curve": curve if line.curves else None}
-        for what in [name for name, value in outcome.items() if value]:
-            earlier = first.setdefault((what, outcome[what] or "", ""), trial)
+        weights = line.weights_sha256 and first.setdefault(("weights", line.weights_sha256, ""), trial)
+        for what, earlier in (("weights", weights), ("learning curve", curves.find(trial))):
+            if not earlier or earlier is trial:
+                continue
             if earlier.lab != trial.lab:
                 yield trial, f"it has the {what} of {earlier.name}: a repeat with the same bits is no second result"
             elif {**earlier.result.spec, "code": None} != {**line.spec, "code": None}:  # other code may be equivalent
                 yield trial, f"it has the {what} of {earlier.name}: one training can't be two replicates"
+        seeded = first.setdefault(("seed", line.name, canonical_json(line.spec["replicate"])), trial)
+        if trial.lab and seeded.lab != trial.lab:
+            yield trial, f"it has the seed of {seeded.name}, and only new seeds make a result of another lab"
         cell = first.setdefault((line.name, line.profile, trial.lab), trial)
         if trial.lab and cell is not trial:
             yield trial, "its lab has another result of this replicate, and could choose the better one"
@@ -120,6 +126,23 @@ def find_repeats(trials: Iterable[Trial]) -> Iterator[tuple[Trial, str]]:
         earlier = first.setdefault(("data", data.dataset, data.provenance), trial)
         if earlier.result.data.digest != data.digest:
             yield trial, f"its data are {data.digest[:12]}, those of {earlier.name} {earlier.result.data.digest[:12]}"
+
+
+class _SeenCurves:
+    """Trials by their learning curve, which rounding changes by at most `_REPEAT`."""
+
+    def __init__(self) -> None:
+        self._by_first = dict[tuple[int, int], list[tuple[Any, Trial]]]()
+
+    def find(self, trial: Trial) -> Trial | None:
+        """Return the first trial with the same curve, and remember this one."""
+        curve = np.array(as_curves(trial.result.curves).column("train_loss"), float)
+        if not len(curve):
+            return None
+        place = round(math.log(abs(curve[0]) or 1.0) / (2 * _REPEAT)) if math.isfinite(curve[0]) else 0
+        near = [pair for one in (-1, 0, 1) for pair in self._by_first.get((len(curve), place + one), ())]
+        self._by_first.setdefault((len(curve), place), []).append((curve, trial))
+        return next((seen for other, seen in near if np.allclose(curve, other, rtol=_REPEAT, atol=0)), None)
 
 
 def compare_canaries(results: Iterable[Any]) -> list[str]:
@@ -187,6 +210,34 @@ def _check_curves(line: ResultLine, curves: Columns) -> Iterator[str]:
         shares = zip(epochs, curves[name], strict=True)
         if wrong := [epoch for epoch, share in shares if share is not None and not 0 <= share <= 1]:
             yield f"{name} of epoch {wrong[0]} is no share between 0 and 1"
+
+
+def _divergence(line: ResultLine, curves: Columns) -> Iterator[str]:
+    """Check that the loss can have diverged there: in the epoch after the curves, or by the last step of them."""
+    found = line.divergence
+    if found is None or line.status != "diverged":
+        return
+    try:
+        spec = RunSpec.from_dict(dict(line.spec))
+    except (KeyError, TypeError, ValueError) as error:
+        yield f"its spec can't be read ({error})"
+        return
+    rows, _ = training_counts(line.data.train_images, spec.protocol, spec.replicate)
+    length = (*curves["steps"], steps_per_epoch(rows, spec.protocol))[0]  # a text's rows are longer than its tokens
+    begins, ends = len(curves["epoch"]) * length, min(len(curves["epoch"]) + 1, spec.protocol.epochs) * length
+    is_in_last_step = found.step == found.last_finite_step == begins > 0
+    if not (is_in_last_step or begins <= found.last_finite_step < found.step <= ends):
+        yield (
+            f"its loss diverges at step {found.step:,} after step {found.last_finite_step:,}, "
+            f"its curves end at step {begins:,}, and it plans {spec.protocol.epochs} epochs of {length:,} steps"
+        )
+    loss, is_own = found.last_finite_loss, spec.task is not None or spec.protocol.recipe is not None
+    if (
+        (loss is None) != (found.last_finite_step == 0)
+        or not math.isfinite(loss or 0)
+        or (not is_own and (loss or 0) < 0)
+    ):
+        yield f"its last finite loss is {loss}, after {found.last_finite_step:,} steps"
 
 
 def _metrics(line: ResultLine, curves: Columns) -> Iterator[str]:

@@ -50,6 +50,7 @@ from stages.runs.evidence import (
     Measurement,
     ResultLine,
     Trial,
+    list_observed,
     unpack_correct,
 )
 from stages.runs.revisions import has_revision, is_full_clone, refusal
@@ -306,8 +307,10 @@ def compare(line: ResultLine, scores: Scores) -> Iterator[str]:
     yield from _compare_images(line, scores, _OTHER_MACHINE)
 
 
-def look_again(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
+def look_again(weights: Path, packed: Path, line: ResultLine, scores: Scores | None = None) -> Iterator[str]:
     """Describe differences between the observations in `line` and those of its weights as trained.
+
+    With the weights' `scores`, a metric that is neither a score nor an observation is one, too.
 
     Raises:
         CheckpointError: the weights can't be loaded.
@@ -316,11 +319,23 @@ def look_again(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
     recorded = {(row.metric, row.split): row.value for row in line.metrics}
     test_set = cut_rows(read_rows(packed, read_info(packed), "test"), line.data.test_images)
     replicate = RunSpec.from_dict(dict(line.spec)).replicate
-    for row in Observer(test_set).observe(load_predictor(weights), replicate).metrics:
+    inside = Observer(test_set).observe(load_predictor(weights), replicate)
+    for row in inside.metrics:
         value = recorded.get((row.metric, row.split))
         slack = 1.5 / row.n if row.n and row.metric.startswith("accuracy") else 1e-6
         if value is not None and not math.isclose(value, row.value, rel_tol=_OTHER_MACHINE, abs_tol=slack):
             yield f"{row.metric} is recorded as {value:.7g}, the weights give {row.value:.7g}"
+    given = {(row.metric, row.split) for row in (*scores.metrics, *inside.metrics)} if scores else recorded.keys()
+    if invented := [f"{metric} of split {split}" for metric, split in sorted(recorded.keys() - given)]:
+        yield f"it has {', '.join(invented)}, which the weights don't give"
+    if line.observed is not None:
+        pair = (line.observed, inside.layers or {})
+        theirs, ours = (sorted((one[:4], one[4]) for one in list_observed(layers)) for layers in pair)
+        numbers, found = (np.array([value for _, value in each], float) for each in (theirs, ours))
+        if [place for place, _ in theirs] != [place for place, _ in ours] or not np.allclose(
+            numbers, found, rtol=_OTHER_MACHINE, atol=_OTHER_MACHINE, equal_nan=True
+        ):
+            yield "its observations inside the network are others than the weights give"
 
 
 def compare_released(line: ResultLine, scores: Scores, accuracy: float) -> Iterator[str]:
@@ -418,7 +433,7 @@ def check_evidence(root: Path) -> list[Trail]:
     for path in sorted((root / LAB_FILES).glob("*.jsonl")):
         signature = path.with_suffix(".jsonl.sig")
         signed = signature.read_bytes() if signature.is_file() else None
-        link = check_signature(path.stem, path.read_bytes(), signed, path.with_suffix(".pub"))
+        link = check_signature(path.stem, path.read_bytes(), signed, path.with_suffix(".pub"), labs=path.parent)
         trails.append(Trail(f"the file of {path.stem}", (link,)))
     return trails
 
@@ -468,13 +483,20 @@ class SignatureRefused(Mistake):
     """`ssh-keygen` refused to sign, or rejected a signature."""
 
 
-def check_signature(lab: str, content: bytes, signature: bytes | None, key: Path) -> Link:
-    """Check the signature of a lab's file by its public `key`, a file that may be missing."""
+def check_signature(lab: str, content: bytes, signature: bytes | None, key: Path, *, labs: Path) -> Link:
+    """Check the signature of a lab's file by its public `key`, which no other lab in the folder `labs` may have."""
     if signature is None:
-        status: LinkStatus = "broken" if key.is_file() else "not here"
-        return Link("signature", status, "not signed; a lab that has a key signs")
+        return Link(
+            "signature", "broken", f"not signed, and a lab is its key: claimcheck contribute --lab {lab} --sign KEY"
+        )
     if not key.is_file():
         return Link("signature", "broken", f"no key of {lab} is known: give its public key once (--key)")
+    own = {*key.read_text(encoding="utf-8").split()}
+    for other in sorted(labs.glob("*.pub")):
+        if other.stem != lab and any(
+            word.startswith("AAAA") for word in own & {*other.read_text(encoding="utf-8").split()}
+        ):
+            return Link("signature", "broken", f"{other.stem} signs with this key, and one key is one lab")
     with tempfile.TemporaryDirectory() as folder:
         allowed, signed = Path(folder, "allowed"), Path(folder, "signature")
         signed.write_bytes(signature)

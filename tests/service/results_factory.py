@@ -232,11 +232,11 @@ def _result_line(experiment, planned, spec, data, profile, cut, weights, is_dive
         environment_digest=environment_digest(ENVIRONMENT),
         environment=ENVIRONMENT,
         metrics=() if is_diverged else metrics,
-        curves=curves,
+        curves=curves[:1] if is_diverged else curves,
         weights_sha256=weights,
         correct=None if is_diverged else pack_correct(correct),
         confusion=None if is_diverged else pack_confusion(confusion),
-        divergence=Divergence(step=400, last_finite_step=350, last_finite_loss=1.83) if is_diverged else None,
+        divergence=Divergence(step=400, last_finite_step=390, last_finite_loss=1.83) if is_diverged else None,
     )
 
 
