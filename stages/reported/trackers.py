@@ -17,7 +17,8 @@ from typing import Any
 
 import pandas as pd
 
-from stages.reported.tables import HIGHER, LOWER, TableError, last_word
+from stages.reported import TableError
+from stages.reported.units import HIGHER, LOWER, last_word
 
 USUAL = {
     "arm": ("arm", "model", "model_name", "arch", "architecture", "network"),
