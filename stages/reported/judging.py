@@ -21,7 +21,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import pandas as pd
 
-from stages.reported.units import PERCENT, ROUNDING
+from stages.reported.units import LARGEST, PERCENT, ROUNDING
 from stages.rules import ANYTIME, Margins, Rules
 from stages.verdicts import (
     ComparableClaim,
@@ -45,8 +45,6 @@ _PRINTED = re.compile(
     rf"([+-]?{_NUMBER})\s*(%?)\s*(?:\((\d{{1,9}})\))?\s*(?:(?:±|\+/?-|\\pm)\s*({_NUMBER}))?\s*(%?)", re.ASCII
 )
 _COUNT = re.compile(r"(\d+)\s*(?:of|/)\s*(\d+)", re.ASCII)
-_LARGEST = 1e100
-"""Largest number that is judged; squares of larger ones overflow."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class PrintedNumber:
         mantissa, _, exponent = number.partition("e")
         last = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) / divisor
         std = int(digits) * last if digits else float(spread.replace(",", "")) / divisor if spread else None
-        if not max(abs(float(number)), std or 0.0) <= _LARGEST:
+        if not max(abs(float(number)), std or 0.0) <= LARGEST:
             raise ValueError(f"{str(text)[:40]!r} is too large; {_EXAMPLES}")
         return cls(float(number) / divisor, std, 0.0 if is_number else last, is_percent)
 
@@ -106,7 +104,7 @@ def _explain(text: str) -> str:
         return ", because its comma may be a decimal point or separate thousands"
     if re.search(r"\(\s*\d*\.\d+\s*%?\s*\)", text):
         return ", because the brackets may hold a standard deviation, an error or a range"
-    return " alone: leave out marks, signs such as ~ or >, and ranges" if re.search(r"\d", text) else ""
+    return " alone; leave out marks such as *, ~ or >, and ranges" if re.search(r"\d", text) else ""
 
 
 def parse_count(text: object) -> tuple[int, int]:
@@ -382,11 +380,11 @@ def _require(name: str, given: object, is_valid: object, expected: str) -> None:
 
 def _is_number(given: object, least: float = -math.inf) -> bool:
     """Return True for a number that can be judged and is larger than `least`."""
-    return isinstance(given, int | float | np.number) and type(given) is not bool and bool(least < given <= _LARGEST)
+    return isinstance(given, int | float | np.number) and type(given) is not bool and bool(least < given <= LARGEST)
 
 
 def _is_count(given: object, least: int) -> bool:
-    return isinstance(given, int | np.integer) and type(given) is not bool and bool(least <= given <= _LARGEST)
+    return isinstance(given, int | np.integer) and type(given) is not bool and bool(least <= given <= LARGEST)
 
 
 def _check_options(
@@ -563,7 +561,7 @@ def _sample(values: Values) -> Sample:
     for each in _items("an arm", values):
         number = each.item() if getattr(each, "ndim", None) == 0 else each  # of NumPy or PyTorch
         is_missing = number is None or number is pd.NA or (isinstance(number, float) and not math.isfinite(number))
-        _require("a replicate", each, is_missing or _is_number(number), "a number, or None if it diverged")
+        _require("a replicate", each, is_missing or _is_number(number), "a number up to 1e100, or None if it diverged")
         replicates.append(None if is_missing else float(number))
     return Sample.of(replicates)
 

@@ -34,6 +34,7 @@ from stages.reported.judging import (
 )
 from stages.reported.units import (
     HIGHER,
+    LARGEST,
     LOWER,
     NO_SHARES,
     PERCENT,
@@ -120,7 +121,7 @@ def read_table(table: Table, needed: Sequence[str], aliases: Mapping[str, str]) 
     if isinstance(table, pd.DataFrame):
         frame = table.set_axis(range(2, len(table) + 2))
     elif isinstance(table, str | Path):
-        frame = _read_file(Path(table), needed)
+        frame = read_file(Path(table))
     else:
         raise TableError(f"{repr(table)[:60]} is no table; expected the path of a CSV file, or a data frame")
     frame.columns = [str(column).strip().lower() for column in frame.columns]
@@ -133,8 +134,8 @@ def read_table(table: Table, needed: Sequence[str], aliases: Mapping[str, str]) 
     return frame
 
 
-def _read_file(path: Path, needed: Sequence[str]) -> pd.DataFrame:
-    """Read a CSV file, also with semicolons or tabs, or in UTF-16, as Excel writes it."""
+def read_file(path: Path) -> pd.DataFrame:
+    """Read a CSV file, also with semicolons or tabs, or in UTF-16, as Excel writes it; as `read_table`."""
     try:
         raw = path.read_bytes()
         utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -161,7 +162,7 @@ def _read_file(path: Path, needed: Sequence[str]) -> pd.DataFrame:
     except csv.Error as error:
         raise TableError(f"{path}: {error} in line {first + reader.line_num}; expected CSV") from None
     if not columns:
-        raise TableError(f"{path} is empty; expected the columns {', '.join(needed)}")
+        raise TableError(f"{path} is empty; expected a line with the names of the columns")
     frame = pd.DataFrame(rows, columns=columns, index=numbers, dtype=str)
     frame.attrs["surplus"] = surplus
     return frame
@@ -373,7 +374,7 @@ def _read_numbers(frame: pd.DataFrame, column: str, texts: pd.Series, missing: S
     """
     is_missing = texts.isin(missing)
     numbers = pd.to_numeric(texts.where(~is_missing), errors="coerce").astype(float)
-    wrong = ~numbers.abs().lt(math.inf) & ~is_missing
+    wrong = ~numbers.abs().le(LARGEST) & ~is_missing
     if wrong.any():
         at = int(wrong.to_numpy().argmax())
         expected = "97.1, 97.1 % or, if it diverged, nothing" if column == "value" else "a number in each row"

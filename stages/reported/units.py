@@ -18,6 +18,8 @@ SHARES = ("accuracy", "acc", "top", "error", "f1", "auc", "auroc", "map", "preci
 NO_SHARES = ("loss", "mse", "mae", "rmse", "perplexity", "fid", "psnr")
 """Metrics that never are a share.  Others, such as `bleu`, are one if a claim or result of them is in percent."""
 PERCENT = ("%", "percentage points", "percent", "pp", "points")
+LARGEST = 1e100
+"""Largest number that is judged; squares of larger ones overflow."""
 ROUNDING = 1e-9
 """Excess over 1 that a share may have by rounding."""
 _GENERIC = ("rate", "score")
