@@ -435,7 +435,7 @@ class _Results:
             for row in rows
             if row.kind == "value" and row.unit and row.better == "lower" and row.key in self.shares
             for dataset, cells in self._select(row).groupby("dataset")
-            if row.printed and 0.1 < cells["value"].mean() / row.printed.value < 10
+            if row.printed and row.printed.value / 10 < cells["value"].mean() < row.printed.value * 10
         }
 
     def _select(self, row: ClaimRow) -> pd.DataFrame:

@@ -27,7 +27,7 @@ USUAL = {
     "dataset": ("dataset", "dataset_name", "data", "task"),
 }
 """Names of the parameters that hold each column, in the order in which they are tried."""
-_NAME = re.compile(r"(?:^|[-_./ ])(?:seed|run)[-_= ]?(\d+)(?=$|[-_./ ])")
+_NAME = re.compile(r"(?:^|[-_./ ])(?:seed|run)[-_= ]?(\d+)(?=$|[-_./ ])", re.IGNORECASE)
 _ADMINISTRATIVE = ("state", "notes", "user", "tags", "created", "runtime", "sweep", "id", "name")
 """Columns of a table that W&B exports, which are neither parameters nor metrics."""
 
