@@ -2,11 +2,10 @@
 
 import csv
 import io
-import math
 import random
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -89,9 +88,9 @@ class Paper:
     def claims(self) -> list[tuple[str, str, Decimal | None]]:
         """Return (id, kind, printed)."""
         digit = Decimal(10) ** -self.digits
-        ours, base = (sum(values) / len(values) for values in self.arms.values())
+        ours, base = (sum(values, Decimal()) / len(values) for values in self.arms.values())
         gain = (ours - base if "acc" in self.metric else base - ours).quantize(digit)
-        found: list[tuple[str, str, Decimal | None]] = [("v", "value", Decimal(ours).quantize(digit))]
+        found: list[tuple[str, str, Decimal | None]] = [("v", "value", ours.quantize(digit))]
         found += [("w", "order", None), ("c", "comparable", None), ("z", "comparable", abs(gain) + digit)]
         return [*found, *([("g", "gap", gain)] if gain else []), *([("o", "order", gain)] if gain > 0 else [])]
 
@@ -136,7 +135,8 @@ def statuses(paper: Paper, spelling: Spelling) -> dict[str, tuple[Status, Status
     )
     judged = claimcheck.judge(pd.DataFrame(rows, columns=header), results)
     assert len(judged.verdicts) + len(judged.problems) == len(rows)
-    return {one.claim: (one.status, one.verdict.size and one.verdict.size.status) for one in judged.verdicts}
+    sizes = {one.claim: one.verdict.size for one in judged.verdicts}
+    return {one.claim: (one.status, size.status if (size := sizes[one.claim]) else None) for one in judged.verdicts}
 
 
 @given(papers(), SPELLINGS)
@@ -163,10 +163,10 @@ RESULTS = ("dataset", "arm", "seed", "epoch", "metric", "value", "unit")
 
 def write(path: Path, columns: Sequence[str], rows: Sequence[dict[str, str]], *, is_quoted: bool = True) -> Path:
     text = io.StringIO(newline="")
-    quoting = csv.QUOTE_ALL if is_quoted else csv.QUOTE_NONE
-    writer = csv.writer(
-        text, quoting=quoting, escapechar=None if is_quoted else "\\", quotechar='"' if is_quoted else None
-    )
+    if is_quoted:
+        writer = csv.writer(text, quoting=csv.QUOTE_ALL)
+    else:
+        writer = csv.writer(text, quoting=csv.QUOTE_NONE, quotechar=None, escapechar="\\")
     writer.writerows([columns, *([row.get(column, "") for column in columns] for row in rows)])
     path.write_bytes(text.getvalue().encode())
     return path
@@ -238,10 +238,9 @@ def test_any_argument_gives_a_verdict_or_a_value_error(function: Callable[..., A
     named = {name: data.draw(ARGUMENTS) if name in changed else given for name, given in named.items()}
     try:
         found = function(*arguments, **named)
-    except ValueError as error:
-        assert str(error)
-    else:
-        assert isinstance(found, claimcheck.ReportedVerdict) and str(found) and found.to_dict()
+    except ValueError:
+        return
+    assert isinstance(found, claimcheck.ReportedVerdict) and str(found) and found.to_dict()
 
 
 @given(ARGUMENTS, ARGUMENTS, ARGUMENTS)
@@ -249,3 +248,240 @@ def test_any_table_gives_verdicts_or_a_table_error(claims: Any, results: Any, ru
     for call in (lambda: claimcheck.judge(claims, results, rules), lambda: claimcheck.lint(claims)):
         with pytest.raises(claimcheck.TableError):
             call()
+
+
+def table(*rows: str, header: str = "id,kind,metric,arm,baseline,printed,unit,std,n") -> pd.DataFrame:
+    lines = [line.split(",") for line in (header, *rows)]
+    return pd.DataFrame([[*line, *[""] * len(lines[0])][: len(lines[0])] for line in lines[1:]], columns=lines[0])
+
+
+def long(metric: str, ours: Sequence[object], base: Sequence[object] = (), **more: Any) -> pd.DataFrame:
+    rows = [(arm, seed, value) for arm, values in (("ours", ours), ("base", base)) for seed, value in enumerate(values)]
+    return pd.DataFrame(rows, columns=["arm", "seed", "value"]).assign(metric=metric, **more)
+
+
+def scaled(values: Sequence[float], factor: float = 100.0) -> list[float]:
+    return [round(value * factor, 6) for value in values]
+
+
+ERRORS = long("error", [0.82] * 4 + [0.821], [0.8] * 4 + [0.801])
+
+
+@pytest.mark.parametrize(
+    ("claim", "results", "said"),
+    [
+        (
+            "a,order,accuracy,ours,base,2.1",
+            long("accuracy", scaled(OURS), scaled(BASE)),
+            "write 2.1 % if it is in perc",
+        ),
+        ("a,gap,accuracy,ours,base,0.5", long("accuracy", [0.975, 0.976], [0.97, 0.971]), "in percent, say so"),
+        ("a,order,loss,ours,base,12 %", long("loss", scaled(OURS), scaled(BASE)), "'loss', which is no share"),
+        ("a,value,loss,ours,,12 %", long("loss", scaled(OURS)), "'loss', which is no share"),
+        ("a,order,accuracy,ours,base,2.1 %", long("accuracy", OURS, scaled(BASE)), "the results have 0.971 and 95.1"),
+        ("a,order,error,ours,base,0.10 %", long("error", [0.8, 0.81], [0.9, 0.91]), "in percent, say so"),
+        (
+            "a,comparable,error,ours,base",
+            long("error", [0.82] * 4 + [0.821], [0.8] * 4 + [0.801]),
+            "depends on the unit",
+        ),
+        ("a,value,bleu,ours,,27.3", long("bleu", [0.273, 0.274, 0.272]), "in percent, say so"),
+        ("a,value,accuracy,ours,,97.1 %", long("accuracy", [143.0, 97.0]), "143 in the results is no share"),
+        ("a,order,error,ours,base,-2.1 %", long("error", OURS, BASE), "positive, also if lower is better"),
+        ("a,gap,accuracy,ours,base,0.0 %", long("accuracy", OURS, BASE), "use kind comparable"),
+        ("a,comparable,accuracy,ours,base,1 %,,0.2", long("accuracy", OURS, BASE), "no standard deviation"),
+        ("a,value,time,ours,,3,s", long("time", OURS, unit="ms"), "better"),
+        ("a,value,time_loss,ours,,3,s", long("time_loss", OURS, unit="ms"), "is ms and s; expected one unit"),
+        ("a,value,accuracy,ours,,0.97,,0.2 %", long("accuracy", OURS), "write both in percent or neither"),
+    ],
+)
+def test_unit_or_sign_that_is_unclear_is_a_problem_with_a_remedy(claim: str, results: pd.DataFrame, said: str) -> None:
+    judged = claimcheck.judge(table(claim), results)
+    assert not judged.verdicts and said in judged.problems[0].why
+
+
+def test_unit_is_decided_for_each_metric_and_data_set() -> None:
+    """A loss beside an accuracy in percent, another data set and a diverged run don't change the unit."""
+    wide = pd.DataFrame({"arm": "ours", "seed": range(5), "accuracy": scaled(OURS), "loss": OURS, "unit": "%"})
+    judged = claimcheck.judge(table("a,value,accuracy,ours,,97.2 %", "b,value,loss,ours,,0.972"), wide)
+    assert [one.ours for one in judged.verdicts] == [pytest.approx(0.9718), pytest.approx(0.9718)]
+    two = pd.concat([long("auc", [*OURS[:4], 1 + 1e-15], dataset="c"), long("auc", scaled(OURS), dataset="d")])
+    rows = table("a,value,auc,ours,c,97.4 %", "b,value,auc,ours,d,97.2 %", header="id,kind,metric,arm,dataset,printed")
+    assert all(one.ours and 0.97 < one.ours < 0.98 for one in claimcheck.judge(rows, two).verdicts)
+    (found,) = claimcheck.judge(table("a,value,accuracy,base,,95.0 %"), long("accuracy", [*OURS, "inf"], BASE)).verdicts
+    assert found.ours == pytest.approx(0.9504)
+    for value, status in (("82 %", Status.REVERSED), ("0.82 %", None)):
+        judged = claimcheck.judge(table(f"v,value,error,ours,,{value}", "c,comparable,error,ours,base"), ERRORS)
+        assert (judged.verdicts[-1].status if judged.verdicts else None) is status, "a value in the claims confirms it"
+
+
+def test_relative_gain_is_no_difference_for_judge_and_lint() -> None:
+    claims = table("v,value,accuracy,ours,,97.2 %", "w,value,accuracy,base,,95.1 %", "o,order,accuracy,ours,base,43 %")
+    *_, order = claimcheck.judge(claims, long("accuracy", OURS, BASE)).verdicts
+    assert order.status is Status.SUPPORTED and order.verdict.size and order.verdict.size.status is Status.NOT_TESTED
+    assert "relative fall of the error" in order.of_size and not claimcheck.lint(claims)
+    gap = claimcheck.gap(OURS, BASE, printed="43 %", better="higher")
+    assert gap.status is Status.NOT_TESTED and "relative fall" in gap.verdict.explanation
+    signed = claimcheck.gap([0.03, 0.031] * 3, [0.05, 0.051] * 3, printed="-2.0 %", better="lower")
+    assert signed.status is Status.NOT_TESTED and "wrong sign" in signed.verdict.explanation
+
+
+def test_rounding_and_few_digits_accuse_nothing() -> None:
+    rounded = claimcheck.order(
+        [0.806, 0.8061, 0.8059, 0.806], [0.8035, 0.8036, 0.8034, 0.8035], printed="1 %", better="higher"
+    )
+    assert rounded.verdict.size and rounded.verdict.size.status not in ACCUSES
+    far = [0.60, 0.61, 0.62, 0.6, 0.61]
+    coarse = claimcheck.value(printed="1", ours=far)
+    assert coarse.status is Status.UNDECIDABLE and "too few digits" in coarse.verdict.explanation
+    assert claimcheck.value(printed=0.9, ours=far).status is Status.NOT_REPRODUCED, "a float has no last digit"
+    assert claimcheck.value(printed="3", ours=[2.9, 2.91, 2.92, 2.9, 2.9], is_share=False).status is Status.UNDECIDABLE
+
+
+def test_all_runs_count_without_a_plan() -> None:
+    found = claimcheck.value(printed="97.0 %", ours=[0.970, 0.9701, 0.9702, 0.9699] * 3 + [0.60] * 20)
+    assert found.verdict.n == 32 and found.status is not Status.REPRODUCED
+    unequal = claimcheck.order(OURS[:4], BASE * 2, better="higher").verdict
+    assert unequal.n == 4 and "6 more of the model with more runs aren't used" in unequal.explanation
+
+
+def test_margin_of_comparable_losses_is_relative() -> None:
+    judged = claimcheck.judge(
+        table("c,comparable,perplexity,ours,base"), long("perplexity", [30.02, 30.03, 30.02], [30, 30.01, 30])
+    )
+    assert judged.verdicts[0].status is Status.SUPPORTED and judged.verdicts[0].verdict.margin == pytest.approx(
+        0.6, rel=0.01
+    )
+
+
+def test_standard_error_is_no_standard_deviation() -> None:
+    header = "id,kind,metric,arm,baseline,printed,n,stderr,std"
+    rows = (
+        "a,value,accuracy,ours,,97.9 %,4,0.2",
+        "b,value,accuracy,ours,,97.9 %,4,,0.4",
+        "c,value,accuracy,ours,,97.9 ± 0.4 %,4",
+    )
+    gains = ("d,order,accuracy,ours,base,4.0 %,5,,3.0", "e,order,accuracy,ours,base,4.0 ± 3.0 %,5")
+    a, b, c, d, e = claimcheck.judge(table(*rows, *gains, header=header), long("accuracy", OURS, BASE)).verdicts
+    assert a.verdict.low == pytest.approx(b.verdict.low) and b.verdict == c.verdict and d.verdict == e.verdict
+
+
+def test_last_epoch_counts_and_equal_runs_are_refused() -> None:
+    curve = pd.concat(
+        [long("accuracy", OURS, epoch=1), long("accuracy", [None, "NaN", "diverged", "", "-inf"], epoch=2)]
+    )
+    (found,) = claimcheck.judge(table("a,value,accuracy,ours,,97.2 %"), curve).verdicts
+    assert found.verdict.n_diverged == 5 and found.status is Status.INCONCLUSIVE
+    for faulty, said in (
+        (pd.concat([curve, curve]), "'ours', seed 0, 'accuracy' twice"),
+        (pd.concat([long("accuracy", OURS, epoch=at, lab=lab) for at, lab in ((1, "a"), (2, "b"))]), "twice"),
+        (curve.assign(seed=""), "seed '' .* is not a number"),
+        (curve.assign(epoch=None), "epoch '' .* is not a number"),
+        (curve.assign(value="97,1"), r"'97,1' \(line 2\) is not a number; expected 97.1"),
+    ):
+        with pytest.raises(TableError, match=said):
+            claimcheck.judge(table("a,value,accuracy,ours,,97.2 %"), faulty)
+
+
+def test_arm_with_several_cells_has_a_fault_only_if_none_fits() -> None:
+    cells = ["a,value,accuracy,ours,,97.5 %", "b,value,accuracy,base,,95.0 %", "c,value,accuracy,ours,,96.0 %"]
+    assert not claimcheck.lint(table(*cells, "g,order,accuracy,ours,base,2.5 %"))
+    assert [one.id for one in claimcheck.lint(table(*cells, "g,order,accuracy,ours,base,7.5 %"))] == ["g"]
+    near = [*cells[:1], "b,value,accuracy,base,,96.6 %", "g,order,accuracy,ours,base,0.9"]
+    assert [one.why for one in claimcheck.lint(table(*near))] == [
+        "0.9 without a unit is a fraction; write 0.9 % if it is in percent"
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0,975", "97,512", "97 98", "0.975 ± 0.2 %", "97.5 % ± 0.2", "97.5 ±", "97.5±-0.2", "1e400", "97.5±e5", "e5",
+     "97.5 (0.2)", "~ 97.5 %", ">97", "97-98", "97.5*", "10²", "9" * 400],
+)  # fmt: skip
+def test_ambiguous_number_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"print it as 97\.5 %|write % after both"):
+        PrintedNumber.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("97.5_{\\pm 0.2}", 97.5),
+        ("0.5 percentage points", 0.005),
+        ("97.5 ％", 0.975),
+        ("1,234.5", 1234.5),
+        ("97.5\\%", 0.975),
+    ],
+)
+def test_number_is_read_as_papers_print_it(text: str, expected: float) -> None:
+    assert PrintedNumber.parse(text).value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "metric", ["acc@1", "top1", "top-5 accuracy", "Accuracy (%)", "f1_score", "error rate", "mAP50"]
+)
+def test_share_is_known_by_its_name(metric: str) -> None:
+    (found,) = claimcheck.judge(table(f"a,value,{metric},ours,,97.2 %"), long(metric.upper(), scaled(OURS))).verdicts
+    assert found.ours == pytest.approx(0.9718)
+
+
+def test_file_is_read_as_programs_export_it(tmp_path: Path) -> None:
+    text = "id,metric,arm,printed,n\na,accuracy,ours,97.2 %,5,\n,,,,\nb,accuracy,,97.2 %,5\nc,accuracy,ours,97,2 %,5\n"
+    results = long("accuracy", OURS)
+    problems = [
+        (4, "arm is empty; name the model that the claim is about"),
+        (5, "6 cells in 5 columns; quote a cell that has a comma"),
+    ]
+    for name, raw in {
+        "plain": text.encode(),
+        "utf16": text.encode("utf-16"),
+        "mark": text.encode("utf-8-sig"),
+        "lines": text.replace("\n", "\r\n").encode(),
+    }.items():
+        (tmp_path / name).write_bytes(raw)
+        judged = claimcheck.judge(tmp_path / name, results)
+        assert [one.claim for one in judged.verdicts] == ["a"]
+        assert [(one.line, one.why) for one in judged.problems] == problems
+    for other in (text.replace(",", ";"), text.replace(",", "\t"), f"# ours\n{text}"):
+        (tmp_path / "other").write_text(other)
+        assert [one.claim for one in claimcheck.judge(tmp_path / "other", results).verdicts] == ["a"]
+    faults = {b"id\xe9": "save it as CSV UTF-8", b"": "is empty", b"id,metric,arm,ID\n": "columns id twice"}
+    for faulty, said in faults.items():
+        (tmp_path / "bad").write_bytes(faulty)
+        with pytest.raises(TableError, match=said):
+            claimcheck.judge(tmp_path / "bad", results)
+    (tmp_path / "long").write_text("arm,seed,accuracy\nours,0,0,97\n")
+    with pytest.raises(TableError, match="line 2 of the results has 4 cells"):
+        claimcheck.judge(tmp_path / "plain", tmp_path / "long")
+
+
+def test_page_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    claims, results = tmp_path / "claims.csv", tmp_path / "results.csv"
+    table("a,value,accuracy,ours,,97.2 %").to_csv(claims, index=False)
+    long("accuracy", OURS).to_csv(results, index=False)
+    assert main(["judge", str(claims), str(results), "--html", str(tmp_path / "no" / "x.html")]) == 1
+    assert "x.html can't be written: No such file" in capsys.readouterr().err
+
+
+def test_missing_names_have_a_hint() -> None:
+    header = "id,kind,metric,arm,dataset,printed"
+    rows = table("a,value,Acuracy,ours,,97.2 %", "b,value,accuracy,ours,d,97.2 %", header=header + ",better")
+    rows["better"] = "higher"
+    one, other = claimcheck.judge(rows, long("accuracy", OURS)).verdicts
+    assert (
+        "did you mean accuracy" in one.verdict.explanation
+        and "fill in their column dataset" in other.verdict.explanation
+    )
+
+
+def test_size_of_a_model_is_no_seed(tmp_path: Path) -> None:
+    names = ["resnet-18", "resnet-34", "bert-base-seed1-lr0.1", "vit/run2", "vit run 2"]
+    (tmp_path / "runs.csv").write_text("Name,accuracy\n" + "".join(f"{name},0.9\n" for name in names))
+    found = import_results("csv", tmp_path / "runs.csv")
+    assert found.table[["arm", "seed"]].to_numpy().tolist() == [["bert-base-lr0.1", "1"], ["vit", "2"], ["vit", "2"]]
+    unnamed, read, twice = found.notes
+    assert unnamed.startswith(
+        "left out 2 without a model or a seed, such as: no parameter holds the arm of the run 'resn"
+    )
+    assert read == "read from 3 names, such as: bert-base-seed1-lr0.1 is bert-base-lr0.1 with seed 1"
+    assert twice.startswith("the same model, seed and data set, which judge refuses: vit/run2, vit run 2; delete")
