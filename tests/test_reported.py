@@ -54,7 +54,7 @@ def results(scale: float = 1.0, **more: list[float]) -> pd.DataFrame:
         ("4,300,000", "", (4_300_000, None, 1)),
         ("−1.20", "", (-1.2, None, 0.01)),
         ("1.5e-3", "", (0.0015, None, 0.0001)),
-        (0.25, "nats", (0.25, None, 0)),
+        (0.25, "nats", (0.25, None, 0.01)),
     ],
 )
 def test_printed_number_is_parsed(text: object, unit: str, expected: tuple[float, float | None, float]) -> None:

@@ -387,6 +387,8 @@ def test_arm_with_several_cells_has_a_fault_only_if_none_fits() -> None:
     cells = ["a,value,accuracy,ours,,97.5 %", "b,value,accuracy,base,,95.0 %", "c,value,accuracy,ours,,96.0 %"]
     assert not claimcheck.lint(table(*cells, "g,order,accuracy,ours,base,2.5 %"))
     assert [one.id for one in claimcheck.lint(table(*cells, "g,order,accuracy,ours,base,7.5 %"))] == ["g"]
+    numbers = table("a,value,accuracy,ours,,1", "b,value,accuracy,base,,1", "g,gap,accuracy,ours,base,1")
+    assert not claimcheck.lint(numbers.assign(printed=[0.97, 0.95, 0.025])), "0.97 as a number may be 0.974 rounded"
     near = [*cells[:1], "b,value,accuracy,base,,96.6 %", "g,order,accuracy,ours,base,0.9"]
     assert [one.why for one in claimcheck.lint(table(*near))] == [
         "0.9 without a unit is a fraction; write 0.9 % if it is in percent"

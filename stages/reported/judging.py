@@ -51,14 +51,20 @@ _COUNT = re.compile(r"(\d+)\s*(?:of|/)\s*(\d+)", re.ASCII)
 class PrintedNumber:
     """A printed number.  `std` is the number after ±, in the same unit; `precision` the unit of its last digit.
 
-    A number in percent is a fraction here: 97.5 % is 0.975, with a precision of 0.001.  The precision is 0 if the
-    number came as a number, which keeps no trailing zeros.
+    A number in percent is a fraction here: 97.5 % is 0.975, with a precision of 0.001.  `is_text` is False if it came
+    as a number, which keeps no trailing zeros, so that its precision is only an upper bound.
     """
 
     value: float
     std: float | None
     precision: float
     is_percent: bool
+    is_text: bool = True
+
+    @property
+    def rounding(self) -> float:
+        """The unit of the last printed digit, 0 if that isn't known."""
+        return self.precision if self.is_text else 0.0
 
     @classmethod
     def parse(cls, text: object, unit: str = "") -> PrintedNumber:
@@ -87,7 +93,7 @@ class PrintedNumber:
         std = int(digits) * last if digits else float(spread.replace(",", "")) / divisor if spread else None
         if not max(abs(float(number)), std or 0.0) <= LARGEST:
             raise ValueError(f"{str(text)[:40]!r} is too large; {_EXAMPLES}")
-        return cls(float(number) / divisor, std, 0.0 if is_number else last, is_percent)
+        return cls(float(number) / divisor, std, last, is_percent, not is_number)
 
     def divided(self, by: float) -> PrintedNumber:
         """Return the number in a unit that is larger by this factor."""
@@ -240,14 +246,14 @@ def value(
     rules = _cover(rules, sample.n)
     if is_share:
         _check_shares(number, sample)
-        is_coarse = number.precision > (1 + ROUNDING) * rules.margins.error_points
+        is_coarse = number.rounding > (1 + ROUNDING) * rules.margins.error_points
     else:
-        is_coarse = number.precision > _COARSE * abs(number.value)
+        is_coarse = number.rounding > _COARSE * abs(number.value)
 
     def margin_at(level: float) -> float:
         if not is_share:
-            return rules.margins.loss(abs(level), number.precision)
-        return (rules.margins.accuracy if better == "higher" else rules.margins.error)(level, number.precision)
+            return rules.margins.loss(abs(level), number.rounding)
+        return (rules.margins.accuracy if better == "higher" else rules.margins.error)(level, number.rounding)
 
     judged = ValueClaim(
         value=number.value,
@@ -466,7 +472,7 @@ def _compare(
     if printed and printed.is_percent and not is_share:
         raise ValueError("percent of a number that is no share is a ratio; print the difference in the metric's unit")
     mean_a, mean_b = (fmean(sample.values) if sample.values else math.nan for sample in (one, other))
-    precision = printed.precision if printed else 0.0
+    precision = printed.rounding if printed else 0.0
     asked: ComparableClaim | GainClaim
     if judge is judge_comparable:
         margins = rules.margins
@@ -524,7 +530,7 @@ def _find_other_reading(
 ) -> str:
     """Return why a printed gain, which isn't the difference, may be true in another sense; empty if it can't."""
     difference, *relative = measure_gains(a, b, better, is_share)
-    margin = max(share * abs(printed.value), printed.precision)
+    margin = max(share * abs(printed.value), printed.rounding)
     for found, name in zip(relative, ("ratio minus 1", "relative fall of the error"), strict=True):
         if abs(found - printed.value) <= margin:
             return (
