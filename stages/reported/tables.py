@@ -55,7 +55,7 @@ RELATIVE = ("ratio", "inconsistent")
 """Kinds of `data/claims.csv` that `lint` reads as a gain; it skips the others that this module doesn't judge."""
 KEYS = ("dataset", "arm", "seed", "fold", "epoch", "unit", "lab", "url")
 _DIVERGED = ("", "nan", "none", "diverged", "<na>", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity")
-_SEED = re.compile(r"(?:s|seed|fold|run)?[-_ ]?(\d+(?:\.0+)?)", re.ASCII)
+_SEED = re.compile(r"^(?:s|seed|fold|run)[-_ ]?(\d+)$", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ def read_file(path: Path) -> pd.DataFrame:
     header = lines[first] if first < len(lines) else ""
     rows: list[list[str]] = []
     numbers, surplus = [], {}
-    reader = csv.reader(lines[first:], delimiter=max(",;\t", key=header.count))
+    reader = csv.reader(lines[first:], delimiter=max(",;\t", key=header.count), strict=True)
     try:
         columns = next(reader, [])
         end = first + reader.line_num
@@ -341,7 +341,9 @@ def read_results(results: Table, metrics: Collection[str]) -> pd.DataFrame:
     is_wide = not {"metric", "value"} <= set(frame.columns)
     if is_wide:
         keys = [column for column in (*KEYS, "line") if column in frame.columns]
-        frame = frame.melt(keys, [column for column in frame.columns if column in metrics], "metric")
+        named = [column for column in frame.columns if column in metrics]
+        parts = [frame[keys].assign(metric=column, value=frame[column]) for column in named]
+        frame = pd.concat(parts) if parts else frame[keys].iloc[:0].assign(metric="", value="")
     for column in ("dataset", "arm", "metric", "unit", "lab"):
         frame[column] = _texts(frame[column]) if column in frame.columns else ""
     names, frame["metric"] = sorted(set(frame["metric"])), frame["metric"].str.lower()
@@ -550,8 +552,8 @@ def lint(claims: Table) -> list[RowProblem]:
         TableError: as `read_table`.
     """
     frame = read_table(claims, ("id", "metric", "arm"), COLUMNS)
-    if "statement" in frame.columns:  # our own: claims of other kinds, too
-        frame = frame.fillna("")
+    if {"statement", "kind", "baseline", "printed"} <= set(frame.columns):  # our own: claims of other kinds, too
+        frame = frame.astype(object).fillna("")
         kinds = frame["kind"].replace(dict.fromkeys(RELATIVE, "gap"))
         frame = frame.assign(kind=kinds)[kinds.isin((*KINDS, *OTHER_NAMES)) & (frame["arm"] != "")]
         frame = frame[
