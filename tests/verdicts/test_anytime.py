@@ -151,7 +151,7 @@ def test_rules_file_declares_any_time_and_a_count_of_wins_refuses_it(
     shown = capsys.readouterr().out
     assert "n = 8 pairs" in shown, "the seed that only one model has doesn't count"
     assert "The interval holds at any number of replicates." in shown
-    assert "not judged: line 3: won: a count of wins is taken once" in shown
+    assert "not judged: line 3: won: with `looks: anytime` wins can't be counted" in shown
 
 
 def test_models_without_a_common_seed_cannot_be_compared_at_any_time() -> None:

@@ -1,6 +1,7 @@
 """Documented error rates of orders with skewed noise and with folds; `test_tunnel` covers every judge."""
 
 import itertools
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,14 @@ from stages.verdicts.intervals import combine, half_width, level, looks_of_plan,
 from stages.verdicts.value import SKEWED
 from tests.verdicts.simulation import RULES
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "verdicts.md"
+COLLAPSES = "one in ten collapses by 25 SD"
 NOISE = {
     "normal": lambda rng, size: rng.normal(size=size),
     "Student's t, 5 df": lambda rng, size: rng.standard_t(5, size) / (5 / 3) ** 0.5,
     "exponential": lambda rng, size: rng.exponential(size=size) - 1,
     "log-normal": lambda rng, size: (np.exp(rng.normal(size=size)) - np.e**0.5) / ((np.e - 1) * np.e) ** 0.5,
+    COLLAPSES: lambda rng, size: (rng.normal(size=size) + 2.5 - 25 * (rng.random(size) < 0.1)) / 57.25**0.5,
 }
 LOOKS = looks_of_plan(RULES.looks, 5)
 
@@ -40,8 +44,7 @@ def errors(noise: str, ratio: float, trials: int = 40_000) -> tuple[float, float
 
 def documented(row: str) -> list[float]:
     """Return the numbers in a row of `docs/verdicts.md`."""
-    text = (Path(__file__).parents[2] / "docs" / "verdicts.md").read_text()
-    (line,) = (line for line in text.splitlines() if line.startswith(f"| {row} |"))
+    (line,) = (line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| {row} |"))
     return [float(cell) for cell in line.strip("| ").split("|")[1:]]
 
 
@@ -57,6 +60,12 @@ def test_wrong_orders_under_skew_have_the_warning(noise: str) -> None:
     """At least nine in ten have it, and those without are rarer than the level."""
     for false, silent in (errors(noise, ratio) for ratio in (3, 10)):
         assert false > 0.09 and silent < 0.14 * false and silent < 0.03 < RULES.alpha_outside
+
+
+def test_most_wrong_orders_by_rare_collapses_have_the_warning() -> None:
+    shares = [round(100 * (1 - silent / false)) for false, silent in (errors(COLLAPSES, ratio) for ratio in (3, 10))]
+    said = re.search(r"of those by collapses, (\d+) % and (\d+) %", DOCUMENT.read_text())
+    assert said and shares == pytest.approx([*map(int, said.groups())], abs=1)
 
 
 @pytest.mark.slow(hours=True)
