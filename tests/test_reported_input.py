@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import claimcheck
 from stages.cli import main
+from stages.reported import TableError
 from stages.reported.judging import PrintedNumber
-from stages.reported.tables import TableError
 from stages.reported.trackers import import_results
 from stages.verdicts import Status
 

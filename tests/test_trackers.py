@@ -14,7 +14,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 import claimcheck
 from stages.cli import main
-from stages.reported.tables import TableError
+from stages.reported import TableError
 from stages.reported.trackers import import_results
 from stages.verdicts import Status
 

@@ -241,8 +241,8 @@ def value(
         rules: levels, interim analyses and margins.
         claim: the name shown in the verdict.
     """
-    _check_options(better, margin, rules, claim, is_share=is_share)
-    number, sample = _parse(printed, std, n), _sample(ours)
+    _check_options(better, margin, rules, claim, is_share=is_share, n=n)
+    number, sample = _parse(printed, std), _sample(ours)
     rules = _cover(rules, sample.n)
     if is_share:
         _check_shares(number, sample)
@@ -292,8 +292,9 @@ def order(
     data set there are, if each position holds out one; the verdict then also shows an interval for other training data.
     With `RULES_ANYTIME`, equal positions are compared in any case.  Other arguments are as in `value`.
     """
-    _check_options(better, margin, rules, claim, is_share=is_share, paired=paired, folds=folds)
-    number = None if printed is None else _parse(printed, std, n)
+    _check_options(better, margin, rules, claim, is_share=is_share, paired=paired, folds=folds, n=n)
+    _require("std", std, std is None or printed is not None, "None, because nothing is printed")
+    number = None if printed is None else _parse(printed, std)
     if number is not None and number.value <= 0:
         raise ValueError(
             f"the printed gain is {number.value:g}; expected more than 0, which is in favour of the first model "
@@ -318,8 +319,8 @@ def gap(
     claim: str = "gap",
 ) -> ReportedVerdict:
     """Judge the size of a printed gain of `a` over `b` without a claimed order, negative if a is worse; as `order`."""
-    _check_options(better, margin, rules, claim, is_share=is_share, paired=paired, folds=folds)
-    number = _parse(printed, std, n)
+    _check_options(better, margin, rules, claim, is_share=is_share, paired=paired, folds=folds, n=n)
+    number = _parse(printed, std)
     if not number.value:
         raise ValueError("a printed difference of 0 has no size to compare with; use `comparable`")
     return _compare(judge_gap, a, b, number, n, better, is_share, margin, claim, paired, folds, rules)
@@ -402,6 +403,7 @@ def _check_options(
     is_share: object = True,
     paired: object = False,
     folds: object = None,
+    n: object = None,
 ) -> None:
     """Check the arguments that say how to judge."""
     _require("better", better, isinstance(better, str) and better in ("higher", "lower"), "'higher' or 'lower'")
@@ -410,13 +412,13 @@ def _check_options(
     _require("claim", claim, isinstance(claim, str), "a text")
     _require("is_share", is_share, isinstance(is_share, bool), "True or False")
     _require("paired", paired, isinstance(paired, bool), "True or False")
+    _require("n", n, n is None or _is_count(n, 1), "the number of the paper's runs, 1 or more")
     _require("folds", folds, folds is None or _is_count(folds, 2), "the number of folds, 2 or more")
 
 
-def _parse(printed: object, std: object = None, n: object = None) -> PrintedNumber:
+def _parse(printed: object, std: object = None) -> PrintedNumber:
     """Return the printed number with its standard deviation."""
     number = PrintedNumber.parse(printed)
-    _require("n", n, n is None or _is_count(n, 1), "the number of the paper's runs, 1 or more")
     if std is None:
         return number
     spread = PrintedNumber.parse(std)

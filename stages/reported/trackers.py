@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from stages.reported import TableError
-from stages.reported.tables import read_file
+from stages.reported.reading import read_file
 from stages.reported.units import HIGHER, LOWER, last_word
 
 USUAL = {
