@@ -78,7 +78,7 @@ SPELLINGS = st.builds(
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """A paper whose printed numbers are rounded means of the results."""
+    """A paper whose printed numbers are rounded means of the results, and gains those of its rounded numbers."""
 
     metric: str
     arms: dict[str, list[Decimal]]
@@ -89,8 +89,9 @@ class Paper:
         """Return (id, kind, printed)."""
         digit = Decimal(10) ** -self.digits
         ours, base = (sum(values, Decimal()) / len(values) for values in self.arms.values())
-        gain = (ours - base if "acc" in self.metric else base - ours).quantize(digit)
-        found: list[tuple[str, str, Decimal | None]] = [("v", "value", ours.quantize(digit))]
+        ours, base = ours.quantize(digit), base.quantize(digit)
+        gain = ours - base if "acc" in self.metric else base - ours
+        found: list[tuple[str, str, Decimal | None]] = [("v", "value", ours)]
         found += [("w", "order", None), ("c", "comparable", None), ("z", "comparable", abs(gain) + digit)]
         return [*found, *([("g", "gap", gain)] if gain else []), *([("o", "order", gain)] if gain > 0 else [])]
 
@@ -377,7 +378,7 @@ def test_last_epoch_counts_and_equal_runs_are_refused() -> None:
         (pd.concat([long("accuracy", OURS, epoch=at, lab=lab) for at, lab in ((1, "a"), (2, "b"))]), "twice"),
         (curve.assign(seed=""), "seed '' .* is not a number"),
         (curve.assign(epoch=None), "epoch '' .* is not a number"),
-        (curve.assign(value="97,1"), r"'97,1' \(line 2\) is not a number; expected 97.1"),
+        (curve.assign(value="97,1"), r"'97,1' \(line 2\) is not a number up to 1e100; expected 97.1"),
     ):
         with pytest.raises(TableError, match=said):
             claimcheck.judge(table("a,value,accuracy,ours,,97.2 %"), faulty)

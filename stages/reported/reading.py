@@ -357,8 +357,8 @@ def _read_numbers(frame: pd.DataFrame, column: str, texts: pd.Series, missing: S
         at = int(wrong.to_numpy().argmax())
         expected = "97.1, 97.1 % or, if it diverged, nothing" if column == "value" else "a number in each row"
         raise TableError(
-            f"the results' {column} {texts.iloc[at][:40]!r} (line {frame['line'].iloc[at]}) is not a number; expected "
-            f"{expected}"
+            f"the results' {column} {texts.iloc[at][:40]!r} (line {frame['line'].iloc[at]}) is not a number up to 1e100; "
+            f"expected {expected}"
         )
     return numbers
 
