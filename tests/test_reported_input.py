@@ -342,7 +342,8 @@ def test_rounding_and_few_digits_accuse_nothing() -> None:
 def test_all_runs_count_without_a_plan() -> None:
     found = claimcheck.value(printed="97.0 %", ours=[0.970, 0.9701, 0.9702, 0.9699] * 3 + [0.60] * 20)
     assert found.verdict.n == 32 and found.status is not Status.REPRODUCED
-    unequal = claimcheck.order(OURS[:4], BASE * 2, better="higher").verdict
+    unequal = claimcheck.order(OURS[:4], BASE * 2, better="higher", printed="2.1 ± 1.0 %").verdict
+    assert unequal.size and "wait" not in unequal.size.explanation
     assert unequal.n == 4 and "6 more of the model with more runs aren't used" in unequal.explanation
 
 

@@ -387,11 +387,13 @@ def _require(name: str, given: object, is_valid: object, expected: str) -> None:
 
 def _is_number(given: object, least: float = -math.inf) -> bool:
     """Return True for a number that can be judged and is larger than `least`."""
-    return isinstance(given, int | float | np.number) and type(given) is not bool and bool(least < given <= LARGEST)
+    if not isinstance(given, int | float | np.integer | np.floating) or isinstance(given, bool):
+        return False
+    return bool(max(least, -LARGEST) < given <= LARGEST)
 
 
 def _is_count(given: object, least: int) -> bool:
-    return isinstance(given, int | np.integer) and type(given) is not bool and bool(least <= given <= LARGEST)
+    return isinstance(given, int | np.integer) and _is_number(given, least - 1)
 
 
 def _check_options(
@@ -549,13 +551,15 @@ def _find_other_reading(
 
 def _reported(claim: str, printed: float | None, ours: float | None, verdict: Verdict, rules: Rules) -> ReportedVerdict:
     verdict = explain_anytime(verdict, "replicates") if rules.is_anytime else verdict
-    said = verdict.explanation.replace("more wait for the next planned analysis", _UNEQUAL)
-    return ReportedVerdict(
-        claim=claim, printed=printed, ours=ours, verdict=dataclasses.replace(verdict, explanation=said)
-    )
+    size = verdict.size and _explain_unequal(verdict.size)
+    verdict = dataclasses.replace(_explain_unequal(verdict), size=size)
+    return ReportedVerdict(claim=claim, printed=printed, ours=ours, verdict=verdict)
 
 
-_UNEQUAL = "more of the model with more runs aren't used"
+def _explain_unequal(verdict: Verdict) -> Verdict:
+    """Say why runs are left out: no analysis is planned, but the judges compare equally many of both models."""
+    waiting, unequal = "more wait for the next planned analysis", "more of the model with more runs aren't used"
+    return dataclasses.replace(verdict, explanation=verdict.explanation.replace(waiting, unequal))
 
 
 def _items(name: str, given: object) -> list[Any]:

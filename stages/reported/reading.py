@@ -355,10 +355,10 @@ def _read_numbers(frame: pd.DataFrame, column: str, texts: pd.Series, missing: S
     wrong = ~numbers.abs().le(LARGEST) & ~is_missing
     if wrong.any():
         at = int(wrong.to_numpy().argmax())
+        text, line = texts.iloc[at][:40], frame["line"].iloc[at]
         expected = "97.1, 97.1 % or, if it diverged, nothing" if column == "value" else "a number in each row"
         raise TableError(
-            f"the results' {column} {texts.iloc[at][:40]!r} (line {frame['line'].iloc[at]}) is not a number up to 1e100; "
-            f"expected {expected}"
+            f"the results' {column} {text!r} (line {line}) is not a number up to 1e100; expected {expected}"
         )
     return numbers
 
