@@ -1,8 +1,10 @@
 """Reported results are judged alike however they are written, or refused: a spelling never accuses a paper."""
 
 import csv
+import inspect
 import io
 import random
+import re
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -244,6 +246,26 @@ def test_any_argument_gives_a_verdict_or_a_value_error(function: Callable[..., A
     assert isinstance(found, claimcheck.ReportedVerdict) and str(found) and found.to_dict()
 
 
+@pytest.mark.parametrize(
+    ("faulty", "said"),
+    [
+        ({"better": "Higher"}, "better is 'Higher'; expected 'higher' or 'lower'"),
+        ({"better": None}, "better is None; expected 'higher' or 'lower'"),
+        ({"margin": -1}, "margin is -1; expected a number above 0"),
+        ({"margin": "1 %"}, "margin is '1 %'; expected a number above 0"),
+        ({"n": "5"}, "n is '5'; expected the number of the paper's runs"),
+        ({"n": 0}, "n is 0; expected the number of the paper's runs"),
+        ({"std": 0.2}, "write % after both or neither"),
+        ({"folds": 2.5}, "folds is 2.5; expected the number of folds"),
+    ],
+)
+def test_wrong_argument_is_refused_by_every_function_that_takes_it(faulty: dict[str, Any], said: str) -> None:
+    for function, (positional, named) in FUNCTIONS.items():
+        if set(faulty) <= set(inspect.signature(function).parameters):
+            with pytest.raises(ValueError, match=re.escape(said)):
+                function(*positional, **named | {"printed": named["printed"] or "1 %"} | faulty)
+
+
 @given(ARGUMENTS, ARGUMENTS, ARGUMENTS)
 def test_any_table_gives_verdicts_or_a_table_error(claims: Any, results: Any, rules: Any) -> None:
     for call in (lambda: claimcheck.judge(claims, results, rules), lambda: claimcheck.lint(claims)):
@@ -331,11 +353,14 @@ def test_rounding_and_few_digits_accuse_nothing() -> None:
     rounded = claimcheck.order(
         [0.806, 0.8061, 0.8059, 0.806], [0.8035, 0.8036, 0.8034, 0.8035], printed="1 %", better="higher"
     )
-    assert rounded.verdict.size and rounded.verdict.size.status not in ACCUSES
+    assert rounded.verdict.size and rounded.verdict.size.status is Status.UNDECIDABLE
+    assert rounded.verdict.size.margin == pytest.approx(0.01), "a unit of the last printed digit"
     far = [0.60, 0.61, 0.62, 0.6, 0.61]
     coarse = claimcheck.value(printed="1", ours=far)
     assert coarse.status is Status.UNDECIDABLE and "too few digits" in coarse.verdict.explanation
-    assert claimcheck.value(printed=0.9, ours=far).status is Status.NOT_REPRODUCED, "a float has no last digit"
+    near = [0.82, 0.821, 0.819, 0.82, 0.82]
+    assert claimcheck.value(printed=0.9, ours=near).status is Status.NOT_REPRODUCED, "a float has no last digit"
+    assert claimcheck.value(printed="0.9", ours=near).status is Status.UNDECIDABLE
     assert claimcheck.value(printed="3", ours=[2.9, 2.91, 2.92, 2.9, 2.9], is_share=False).status is Status.UNDECIDABLE
 
 
@@ -450,6 +475,7 @@ def test_file_is_read_as_programs_export_it(tmp_path: Path) -> None:
         (tmp_path / "other").write_text(other)
         assert [one.claim for one in claimcheck.judge(tmp_path / "other", results).verdicts] == ["a"]
     faults = {b"id\xe9": "save it as CSV UTF-8", b"": "is empty", b"id,metric,arm,ID\n": "columns id twice"}
+    faults[b'id,metric,arm\n"a,accuracy,ours\nb,accuracy,ours\n'] = "unexpected end of data in line 3"
     for faulty, said in faults.items():
         (tmp_path / "bad").write_bytes(faulty)
         with pytest.raises(TableError, match=said):
