@@ -350,9 +350,8 @@ def test_relative_gain_is_no_difference_for_judge_and_lint() -> None:
 
 
 def test_rounding_and_few_digits_accuse_nothing() -> None:
-    rounded = claimcheck.order(
-        [0.806, 0.8061, 0.8059, 0.806], [0.8035, 0.8036, 0.8034, 0.8035], printed="1 %", better="higher"
-    )
+    ours, base = [0.506, 0.5061, 0.5059, 0.506, 0.506], [0.5035, 0.5036, 0.5034, 0.5035, 0.5035]
+    rounded = claimcheck.order(ours, base, printed="1 %", better="higher")  # of 51 % and 50 %
     assert rounded.verdict.size and rounded.verdict.size.status is Status.UNDECIDABLE
     assert rounded.verdict.size.margin == pytest.approx(0.01), "a unit of the last printed digit"
     far = [0.60, 0.61, 0.62, 0.6, 0.61]
