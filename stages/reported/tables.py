@@ -86,14 +86,14 @@ class _Results:
     def __init__(self, frame: pd.DataFrame, rows: Sequence[ClaimRow]) -> None:
         self.frame = frame
         self.shares = find_shares(rows)
-        if not frame.attrs["is_wide"]:  # there a unit may be that of another column
-            percent = set(frame.loc[frame["unit"] == "%", "metric"])
-            self.shares |= {metric for metric in percent if last_word(metric) not in NO_SHARES}
-        own = ~frame["metric"].isin(self.shares)
-        if frame.attrs["is_wide"]:
-            own &= frame["unit"] == "%"
+        in_percent = frame["unit"] == "%"
+        if frame.attrs["is_wide"]:  # the unit may be that of another column
+            own = in_percent & ~frame["metric"].isin(self.shares)
             frame.loc[own, "unit"] = ""
             frame.loc[own, "divisor"] = math.nan
+        else:
+            percent = set(frame.loc[in_percent, "metric"])
+            self.shares |= {metric for metric in percent if last_word(metric) not in NO_SHARES}
         self._confirmed = {
             (row.key, dataset)
             for row in rows
