@@ -9,10 +9,10 @@ Each verdict prints as a sentence and has `to_dict`, `to_frame` and `to_svg`.  N
 `claimcheck.plot` needs matplotlib.
 """
 
-from stages.reported import plot
+from stages.reported import TableError, plot
 from stages.reported.judging import RULES, RULES_ANYTIME, ReportedVerdict, comparable, gap, order, value, wins
-from stages.reported.tables import Judged, TableError, judge, lint
-from stages.reported.tables import RowProblem as Problem
+from stages.reported.reading import RowProblem as Problem
+from stages.reported.tables import Judged, judge, lint
 
 __all__ = [
     "RULES",

@@ -17,7 +17,7 @@ import claimcheck
 from stages.cli import main
 from stages.params.experiment import load_params
 from stages.reported.judging import PrintedNumber, parse_count
-from stages.reported.tables import KINDS
+from stages.reported.reading import KINDS
 from stages.verdicts import Sample, Status, ValueClaim, judge_value
 from tests.test_architecture import third_party
 

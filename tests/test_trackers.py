@@ -14,7 +14,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 import claimcheck
 from stages.cli import main
-from stages.reported.tables import TableError
+from stages.reported import TableError
 from stages.reported.trackers import import_results
 from stages.verdicts import Status
 
@@ -156,7 +156,7 @@ def test_only_named_columns_and_metrics_are_imported(tmp_path: Path) -> None:
         ("model,seed,accuracy\nvit,0,0.9\n", {"metrics": ["acc"]}, "no metric acc; the runs have accuracy, seed"),
         ("model,seed,accuracy\nvit,0,0.9\n", {"columns": {"arm": "net"}}, "has no 'net'; it has model, seed, accuracy"),
         ("model,seed,accuracy\n", {}, "no runs found"),
-        ("", {}, "No columns"),
+        ("", {}, "is empty"),
     ],
 )
 def test_unreadable_source_explains_what_is_missing(

@@ -1,8 +1,8 @@
 """Verdicts on results trained elsewhere: no training, no params files, no database.
 
-`judging` has the public functions, which `import claimcheck` gives; `tables` reads and checks tables of claims and
-results, and writes a page; `trackers` reads what others' tools store; `plot` draws with matplotlib; `command` has the
-commands.  Needs NumPy, SciPy and pandas.
+`judging` has the public functions, which `import claimcheck` gives; `reading` reads and checks tables of claims and
+results; `units` decides the unit of results; `tables` judges tables and writes a page; `trackers` reads what others'
+tools store; `plot` draws with matplotlib; `command` has the commands.  Needs NumPy, SciPy and pandas.
 """
 
 

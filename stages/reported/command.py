@@ -61,13 +61,20 @@ def judge(options: argparse.Namespace) -> Printed:
     judged = tables.judge(options.claims, options.results, rules)
     shown = [str(each) for each in judged.verdicts] + [f"not judged: {problem}" for problem in judged.problems]
     if options.html:
-        options.html.write_text(tables.write_page(judged, f"Verdicts on {options.claims.name}"), encoding="utf-8")
+        _write(options.html, tables.write_page(judged, f"Verdicts on {options.claims.name}"))
         shown.append(f"report: {options.html}")
     document = {
         "verdicts": [each.to_dict() for each in judged.verdicts],
         "problems": [dataclasses.asdict(problem) for problem in judged.problems],
     }
     return Printed(document, shown, 1 if judged.problems else 0)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TableError(f"{path} can't be written: {error.strerror}") from None
 
 
 def _read_rules(path: Path) -> Rules:
@@ -96,7 +103,7 @@ def import_results(options: argparse.Namespace) -> Printed:
 
     columns = {column: getattr(options, column) for column in trackers.USUAL if getattr(options, column)}
     imported = trackers.import_results(options.kind, options.source, columns=columns, metrics=options.metric)
-    options.output.write_text(imported.table.to_csv(index=False), encoding="utf-8")
+    _write(options.output, imported.table.to_csv(index=False))
     runs = imported.table[["dataset", "arm", "seed"]].drop_duplicates()
     shown = [f"{options.output}: {len(imported.table)} values of {len(runs)} runs", *imported.notes]
     return Printed({"file": str(options.output), "runs": len(runs), "notes": imported.notes}, shown)

@@ -3,7 +3,8 @@
     claimcheck.value(printed="97.5 ± 0.2 %", n=5, ours=[.971, .974, .969, .973, .972])
     claimcheck.order(a=[…], b=[…], better="higher")
 
-Values of one arm are independent runs in the order in which they were planned; `None` or NaN is a run that diverged.
+Values of one arm are independent runs in the order in which they were planned; `None`, NaN or infinity is a run that
+diverged.  Each function raises ValueError if an argument isn't what it expects.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import dataclasses
 import html
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+import numpy as np
 import pandas as pd
 
+from stages.reported.units import LARGEST, PERCENT, ROUNDING
 from stages.rules import ANYTIME, Margins, Rules
 from stages.verdicts import (
     ComparableClaim,
@@ -35,24 +38,33 @@ from stages.verdicts import (
     not_tested,
 )
 from stages.verdicts.anytime import explain_anytime
+from stages.verdicts.value import AS_LARGE
 
-_NUMBER = r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:e[+-]?\d+)?"
-_PRINTED = re.compile(rf"({_NUMBER})(?:\((\d+)\))?(?:(?:±|\+/?-|\\pm)({_NUMBER}))?")
-_COUNT = re.compile(r"(\d+)\s*(?:of|/)\s*(\d+)")
-PERCENT = ("%", "percent", "pp", "points")
+_NUMBER = r"(?:\d+(?:\.\d+)?|\.\d+|\d{1,3}(?:(?:,\d{3}){2,}|,\d{3}\.\d+))(?:e[+-]?\d{1,2})?"
+_PRINTED = re.compile(
+    rf"([+-]?{_NUMBER})\s*(%?)\s*(?:\((\d{{1,9}})\))?\s*(?:(?:±|\+/?-|\\pm)\s*({_NUMBER}))?\s*(%?)", re.ASCII
+)
+_COUNT = re.compile(r"(\d+)\s*(?:of|/)\s*(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True)
 class PrintedNumber:
     """A printed number.  `std` is the number after ±, in the same unit; `precision` the unit of its last digit.
 
-    A number in percent is a fraction here: 97.5 % is 0.975, with a precision of 0.001.
+    A number in percent is a fraction here: 97.5 % is 0.975, with a precision of 0.001.  `is_text` is False if it came
+    as a number, which keeps no trailing zeros, so that its precision is only an upper bound.
     """
 
     value: float
     std: float | None
     precision: float
     is_percent: bool
+    is_text: bool = True
+
+    @property
+    def rounding(self) -> float:
+        """The unit of the last printed digit, 0 if that isn't known."""
+        return self.precision if self.is_text else 0.0
 
     @classmethod
     def parse(cls, text: object, unit: str = "") -> PrintedNumber:
@@ -63,19 +75,42 @@ class PrintedNumber:
         """
         if isinstance(text, cls):
             return text
-        plain = re.sub(r"\s|\$", "", str(text)).replace("−", "-").lower()
-        number, percent = re.subn(rf"\\?%|{'|'.join(PERCENT[1:])}", "", plain)
-        is_percent = bool(percent) or unit.strip().lower() in PERCENT
-        found = _PRINTED.fullmatch(number)
-        if found is None or not re.search(r"\d", found[1]):
-            raise ValueError(f"{str(text)[:40]!r} is not a number; print it as 97.5 %, 97.5 ± 0.2 % or 0.975(2)")
-        number = found[1].replace(",", "")
+        in_percent, is_number = unit.strip().lower() in PERCENT, _is_number(text)
+        plain = str(text).lower().translate({0x2212: "-", 0xFF05: "%"})
+        plain = re.sub("|".join(PERCENT[1:]), "%", re.sub(r"[_^]?\{|[}$]|\\(?=%)", "", plain)).strip()
+        found = _PRINTED.fullmatch(plain)
+        if found is None:
+            raise ValueError(f"{str(text)[:40]!r} is not a number{_explain(plain)}; {_EXAMPLES}")
+        first, sign, digits, spread, last_sign = found.groups()
+        number = first.replace(",", "")
+        is_mixed = bool(sign) != bool(last_sign) and (bool(sign) or abs(float(number)) <= 1)
+        if spread and is_mixed and not in_percent:
+            raise ValueError(f"{str(text)[:40]!r} may have one number in percent or two; write % after both")
+        is_percent = bool(sign or last_sign) or in_percent
+        divisor = 100 if is_percent else 1
         mantissa, _, exponent = number.partition("e")
-        last = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) / (100 if is_percent else 1)
-        std = int(found[2]) * last if found[2] else None
-        if found[3]:
-            std = float(found[3].replace(",", "")) / (100 if is_percent else 1)
-        return cls(float(number) / (100 if is_percent else 1), std, last, is_percent)
+        last = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) / divisor
+        std = int(digits) * last if digits else float(spread.replace(",", "")) / divisor if spread else None
+        if not max(abs(float(number)), std or 0.0) <= LARGEST:
+            raise ValueError(f"{str(text)[:40]!r} is too large; {_EXAMPLES}")
+        return cls(float(number) / divisor, std, last, is_percent, not is_number)
+
+    def divided(self, by: float) -> PrintedNumber:
+        """Return the number in a unit that is larger by this factor."""
+        std = None if self.std is None else self.std / by
+        return dataclasses.replace(self, value=self.value / by, std=std, precision=self.precision / by)
+
+
+_EXAMPLES = "print it as 97.5 %, 97.5 ± 0.2 % or 0.975(2)"
+
+
+def _explain(text: str) -> str:
+    """Return what probably is wrong with a number's text."""
+    if re.search(r"\d,\d", text):
+        return ", because its comma may be a decimal point or separate thousands"
+    if re.search(r"\(\s*\d*\.\d+\s*%?\s*\)", text):
+        return ", because the brackets may hold a standard deviation, an error or a range"
+    return " alone; leave out marks such as *, ~ or >, and ranges" if re.search(r"\d", text) else ""
 
 
 def parse_count(text: object) -> tuple[int, int]:
@@ -185,7 +220,7 @@ def value(
     *,
     printed: float | str | PrintedNumber,
     ours: Values,
-    std: float | None = None,
+    std: float | str | None = None,
     n: int | None = None,
     better: Better = "higher",
     is_share: bool = True,
@@ -198,35 +233,40 @@ def value(
     Args:
         printed: the number, or its text; the number after ± is the standard deviation of its `n` runs.
         ours: the replicates.
-        std: the standard deviation, if it is printed elsewhere.
+        std: the standard deviation, if it is printed elsewhere; "0.2 %" if `printed` is in percent.
         n: the number of the paper's runs; None if it doesn't say.
         better: which direction of the metric is better; it decides the margin of an accuracy or an error.
         is_share: True for an accuracy or an error in [0, 1], False for a loss, a time and the like.
         margin: the distance from the printed number that still counts as equal; by default that of the rules.
         rules: levels, interim analyses and margins.
         claim: the name shown in the verdict.
-
-    Raises:
-        ValueError: `printed` isn't a number, or a share isn't in [0, 1].
     """
-    number, sample = PrintedNumber.parse(printed), _sample(ours)
-    if is_share and not all(0 <= each <= 1 for each in (number.value, *sample.values)):
-        raise ValueError("a share must lie in [0, 1]; write percent as '97.5 %', or say is_share=False")
+    _check_options(better, margin, rules, claim, is_share=is_share, n=n)
+    number, sample = _parse(printed, std), _sample(ours)
+    rules = _cover(rules, sample.n)
+    if is_share:
+        _check_shares(number, sample)
+        is_coarse = number.rounding > (1 + ROUNDING) * rules.margins.error_points
+    else:
+        is_coarse = number.rounding > _COARSE * abs(number.value)
 
     def margin_at(level: float) -> float:
         if not is_share:
-            return rules.margins.loss(abs(level), number.precision)
-        return (rules.margins.accuracy if better == "higher" else rules.margins.error)(level, number.precision)
+            return rules.margins.loss(abs(level), number.rounding)
+        return (rules.margins.accuracy if better == "higher" else rules.margins.error)(level, number.rounding)
 
-    spread = number.std if std is None else std
     judged = ValueClaim(
         value=number.value,
         margin=margin_at(number.value) if margin is None else margin,
-        stderr=None if spread is None else spread / math.sqrt(n or 1),
+        stderr=_stderr(number, n),
         n=n,
         slope=_slope(margin_at, number.value) if margin is None else 0.0,
     )
-    verdict = judge_value(judged, sample, rules=rules, planned=None if rules.is_anytime else sample.n)
+    is_coarse = is_coarse and margin is None
+    planned = None if rules.is_anytime else sample.n
+    verdict = judge_value(judged, sample, rules=rules, planned=planned, size=0.0 if is_coarse else math.inf)
+    if is_coarse:
+        verdict = dataclasses.replace(verdict, explanation=verdict.explanation.replace(AS_LARGE, _FEW_DIGITS))
     mean = fmean(sample.values) if sample.values else None
     return _reported(claim, number.value, mean, verdict, rules)
 
@@ -237,6 +277,9 @@ def order(
     *,
     better: Better,
     printed: float | str | PrintedNumber | None = None,
+    std: float | str | None = None,
+    n: int | None = None,
+    is_share: bool = True,
     paired: bool = False,
     folds: int | None = None,
     margin: float | None = None,
@@ -247,13 +290,17 @@ def order(
 
     `paired`: equal positions share a fold, or something else that makes them alike.  `folds`: how many folds of one
     data set there are, if each position holds out one; the verdict then also shows an interval for other training data.
-    With `RULES_ANYTIME`, equal positions are compared in any case.
-
-    Raises:
-        ValueError: `printed` isn't a number, or is 0; or there are fewer than two `folds`.
+    With `RULES_ANYTIME`, equal positions are compared in any case.  Other arguments are as in `value`.
     """
-    number = None if printed is None else PrintedNumber.parse(printed)
-    return _compare(judge_gain, _gain(number, better, margin, rules), a, b, number, claim, paired, folds, rules)
+    _check_options(better, margin, rules, claim, is_share=is_share, paired=paired, folds=folds, n=n)
+    _require("std", std, std is None or printed is not None, "None, because nothing is printed")
+    number = None if printed is None else _parse(printed, std)
+    if number is not None and number.value <= 0:
+        raise ValueError(
+            f"the printed gain is {number.value:g}; expected more than 0, which is in favour of the first model "
+            "also if lower is better. Swap the models, or use `gap` for a worse model and `comparable` for 0"
+        )
+    return _compare(judge_gain, a, b, number, n, better, is_share, margin, claim, paired, folds, rules)
 
 
 def gap(
@@ -262,6 +309,9 @@ def gap(
     *,
     printed: float | str | PrintedNumber,
     better: Better,
+    std: float | str | None = None,
+    n: int | None = None,
+    is_share: bool = True,
     paired: bool = False,
     folds: int | None = None,
     margin: float | None = None,
@@ -269,8 +319,11 @@ def gap(
     claim: str = "gap",
 ) -> ReportedVerdict:
     """Judge the size of a printed gain of `a` over `b` without a claimed order, negative if a is worse; as `order`."""
-    number = PrintedNumber.parse(printed)
-    return _compare(judge_gap, _gain(number, better, margin, rules), a, b, number, claim, paired, folds, rules)
+    _check_options(better, margin, rules, claim, is_share=is_share, paired=paired, folds=folds, n=n)
+    number = _parse(printed, std)
+    if not number.value:
+        raise ValueError("a printed difference of 0 has no size to compare with; use `comparable`")
+    return _compare(judge_gap, a, b, number, n, better, is_share, margin, claim, paired, folds, rules)
 
 
 def comparable(
@@ -279,17 +332,20 @@ def comparable(
     *,
     better: Better,
     printed: float | str | PrintedNumber | None = None,
+    is_share: bool = True,
     paired: bool = False,
     folds: int | None = None,
     margin: float | None = None,
     rules: Rules = RULES,
     claim: str = "comparable",
 ) -> ReportedVerdict:
-    """Judge whether `a` is worse than `b` by no more than the margin; `printed` is a loss that the paper accepts."""
-    number = None if printed is None else PrintedNumber.parse(printed)
-    widest = rules.margins.comparable(number.precision if number else 0.0) if margin is None else margin
-    accepted = ComparableClaim(margin=widest, better=better, accepted=None if number is None else abs(number.value))
-    return _compare(judge_comparable, accepted, a, b, number, claim, paired, folds, rules)
+    """Judge whether `a` is worse than `b` by no more than the margin; `printed` is a loss that the paper accepts.
+
+    The margin of a metric that is no share is relative to the mean of `b`.  Other arguments are as in `order`.
+    """
+    _check_options(better, margin, rules, claim, is_share=is_share, paired=paired, folds=folds)
+    number = None if printed is None else _parse(printed)
+    return _compare(judge_comparable, a, b, number, None, better, is_share, margin, claim, paired, folds, rules)
 
 
 def wins(
@@ -302,13 +358,15 @@ def wins(
 ) -> ReportedVerdict:
     """Judge a printed count of comparisons that the first arm wins, "15 of 16", by the pairs (a, b) of each comparison.
 
-    Raises:
-        ValueError: `printed` isn't such a count, or the rules plan no number of replicates.
+    The rules have to plan the numbers of replicates.
     """
+    _check_options(better, None, rules, claim)
     claimed, total = parse_count(printed)
     if rules.is_anytime:
         raise ValueError("with `looks: anytime` wins can't be counted; use rules that plan the numbers of replicates")
-    gains = [order(a, b, better=better, rules=rules).verdict for a, b in pairs]
+    arms = [_items("a pair", pair) for pair in _items("pairs", pairs)]
+    _require("pairs", pairs, all(len(pair) == 2 for pair in arms), "pairs (a, b) of replicates")
+    gains = [order(a, b, better=better, rules=rules).verdict for a, b in arms]
     if len(gains) != total:
         why = f"{len(gains)} of {total} comparisons have results; the count is taken of them all."
         return unjudged(claim, why, claimed)
@@ -317,19 +375,77 @@ def wins(
     return ReportedVerdict(claim=claim, printed=claimed, ours=count, verdict=verdict)
 
 
-def _gain(number: PrintedNumber | None, better: Better, margin: float | None, rules: Rules) -> GainClaim:
-    if number is None:
-        return GainClaim(gain=1.0, margin=None, better=better)
-    if not number.value:
-        raise ValueError("a printed gain of 0 has no order; use `comparable`")
-    margin_at = rules.margins.difference
-    return GainClaim(
-        gain=number.value,
-        margin=margin_at(number.value) if margin is None else margin,
-        better=better,
-        stderr=number.std,
-        slope=_slope(margin_at, number.value) if margin is None else 0.0,
-    )
+_COARSE = 0.1
+"""Largest last digit, relative to the number, with which a loss can be compared."""
+_FEW_DIGITS = "the number is printed with too few digits to tell whether ours equals it"
+
+
+def _require(name: str, given: object, is_valid: object, expected: str) -> None:
+    if not is_valid:
+        raise ValueError(f"{name} is {repr(given)[:60]}; expected {expected}")
+
+
+def _is_number(given: object, least: float = -math.inf) -> bool:
+    """Return True for a number that can be judged and is larger than `least`."""
+    if not isinstance(given, int | float | np.integer | np.floating) or isinstance(given, bool):
+        return False
+    return bool(max(least, -LARGEST) < given <= LARGEST)
+
+
+def _is_count(given: object, least: int) -> bool:
+    return isinstance(given, int | np.integer) and _is_number(given, least - 1)
+
+
+def _check_options(
+    better: object,
+    margin: object,
+    rules: object,
+    claim: object,
+    *,
+    is_share: object = True,
+    paired: object = False,
+    folds: object = None,
+    n: object = None,
+) -> None:
+    """Check the arguments that say how to judge."""
+    _require("better", better, isinstance(better, str) and better in ("higher", "lower"), "'higher' or 'lower'")
+    _require("margin", margin, margin is None or _is_number(margin, 0), "a number above 0, such as 0.01 for 1 %")
+    _require("rules", rules, isinstance(rules, Rules), "Rules, such as claimcheck.RULES")
+    _require("claim", claim, isinstance(claim, str), "a text")
+    _require("is_share", is_share, isinstance(is_share, bool), "True or False")
+    _require("paired", paired, isinstance(paired, bool), "True or False")
+    _require("n", n, n is None or _is_count(n, 1), "the number of the paper's runs, 1 or more")
+    _require("folds", folds, folds is None or _is_count(folds, 2), "the number of folds, 2 or more")
+
+
+def _parse(printed: object, std: object = None) -> PrintedNumber:
+    """Return the printed number with its standard deviation."""
+    number = PrintedNumber.parse(printed)
+    if std is None:
+        return number
+    spread = PrintedNumber.parse(std)
+    _require("std", std, spread.value >= 0 and spread.std is None, "a standard deviation, 0 or more")
+    _require("std", std, number.std is None, "None, because `printed` has one after ±")
+    _require("std", std, spread.is_percent == number.is_percent, "the unit of `printed`; write % after both or neither")
+    return dataclasses.replace(number, std=spread.value)
+
+
+def _check_shares(number: PrintedNumber | None, *samples: Sample) -> None:
+    values = [each for sample in samples for each in sample.values]
+    if not all(0 <= each <= 1 + ROUNDING for each in values) or (number and abs(number.value) > 1):
+        raise ValueError("a share must lie in [0, 1]; write percent as '97.5 %', or say is_share=False")
+
+
+def _cover(rules: Rules, n: int) -> Rules:
+    """Return the rules with the last analysis at `n` replicates if there are more than they plan: all are there."""
+    if rules.is_anytime or n <= max(rules.looks):
+        return rules
+    *earlier, (_, share) = rules.looks.items()
+    return dataclasses.replace(rules, looks=dict([*earlier, (n, share)]))
+
+
+def _stderr(number: PrintedNumber, n: int | None) -> float | None:
+    return None if number.std is None else number.std / math.sqrt(n or 1)
 
 
 def _slope(margin_at: Callable[[float], float], printed: float) -> float:
@@ -340,40 +456,126 @@ def _slope(margin_at: Callable[[float], float], printed: float) -> float:
 
 def _compare(
     judge: Callable[..., Verdict],
-    asked: object,
     a: Values,
     b: Values,
     printed: PrintedNumber | None,
+    n: int | None,
+    better: Better,
+    is_share: bool,
+    margin: float | None,
     claim: str,
     paired: bool,
     folds: int | None,
     rules: Rules,
 ) -> ReportedVerdict:
     """Return the judge's verdict on two arms, whose plan ends with their runs."""
-    if folds is not None and folds < 2:
-        raise ValueError(f"folds is {folds}; expected the number of folds, 2 or more")
     one, other = _sample(a), _sample(b)
-    pairing = "fold" if paired or folds else "none"
+    rules = _cover(rules, min(one.n, other.n))
+    if is_share and (printed or judge is judge_comparable):
+        _check_shares(printed, one, other)
+    if printed and printed.is_percent and not is_share:
+        raise ValueError("percent of a number that is no share is a ratio; print the difference in the metric's unit")
+    mean_a, mean_b = (fmean(sample.values) if sample.values else math.nan for sample in (one, other))
+    precision = printed.rounding if printed else 0.0
+    asked: ComparableClaim | GainClaim
+    if judge is judge_comparable:
+        margins = rules.margins
+        widest = margins.comparable(precision if precision <= margins.error_points else 0.0)
+        if not is_share:
+            widest = margins.loss(abs(mean_b) if math.isfinite(mean_b) else 0.0, precision)
+        accepted = abs(printed.value) if printed else None
+        asked = ComparableClaim(margin=widest if margin is None else margin, better=better, accepted=accepted)
+    elif printed is None:
+        asked = GainClaim(gain=1.0, margin=None, better=better)
+    else:
+
+        def margin_at(gain: float) -> float:
+            share = rules.margins.difference_share * abs(gain)
+            return max(rules.margins.difference(gain) if is_share else share, precision)
+
+        asked = GainClaim(
+            gain=printed.value,
+            margin=margin_at(printed.value) if margin is None else margin,
+            better=better,
+            stderr=_stderr(printed, n),
+            n=n,
+            slope=_slope(margin_at, printed.value) if margin is None else 0.0,
+        )
     verdict = judge(
         asked,
         one,
         other,
         rules=rules,
-        pairing=pairing,
-        planned=None if rules.is_anytime else max(one.n, other.n),
+        pairing="fold" if paired or folds else "none",
+        planned=None if rules.is_anytime else min(one.n, other.n),
         folds=folds,
     )
     number = None if printed is None else printed.value
+    if printed and verdict.size and verdict.size.status is Status.NOT_REPRODUCED:
+        share = rules.margins.difference_share
+        if why := _find_other_reading(printed, mean_a, mean_b, better, is_share, judge is judge_gap, share):
+            if judge is judge_gap:
+                return unjudged(claim, why, number)
+            verdict = dataclasses.replace(verdict, size=not_tested(why))
     return _reported(claim, number, verdict.estimate, verdict, rules)
+
+
+def measure_gains(a: float, b: float, better: Better, is_share: bool) -> tuple[float, float, float]:
+    """Return the difference, the ratio minus 1, and an error's relative fall: better positive; NaN if undefined."""
+    if better == "lower":
+        a, b = b, a
+    errors = (1 - a, 1 - b) if better == "higher" else (b, a)
+    fall = 1 - errors[0] / errors[1] if errors[1] and (is_share or better == "lower") else math.nan
+    return a - b, a / b - 1 if b else math.nan, fall
+
+
+def _find_other_reading(
+    printed: PrintedNumber, a: float, b: float, better: Better, is_share: bool, may_be_signed: bool, share: float
+) -> str:
+    """Return why a printed gain, which isn't the difference, may be true in another sense; empty if it can't."""
+    difference, *relative = measure_gains(a, b, better, is_share)
+    margin = max(share * abs(printed.value), printed.rounding)
+    for found, name in zip(relative, ("ratio minus 1", "relative fall of the error"), strict=True):
+        if abs(found - printed.value) <= margin:
+            return (
+                f"{printed.value:.4g} isn't the difference, {difference:.4g}, but fits as a {name}, {found:.4g}. "
+                "Only differences are judged: print the difference, or leave printed empty."
+            )
+    if may_be_signed and better == "lower" and abs(difference + printed.value) <= margin:
+        return (
+            f"{printed.value:.4g} has the wrong sign: ours is {difference:.4g}, because a gap is positive if the "
+            "first model is better, also if lower is better."
+        )
+    return ""
 
 
 def _reported(claim: str, printed: float | None, ours: float | None, verdict: Verdict, rules: Rules) -> ReportedVerdict:
     verdict = explain_anytime(verdict, "replicates") if rules.is_anytime else verdict
+    size = verdict.size and _explain_unequal(verdict.size)
+    verdict = dataclasses.replace(_explain_unequal(verdict), size=size)
     return ReportedVerdict(claim=claim, printed=printed, ours=ours, verdict=verdict)
 
 
+def _explain_unequal(verdict: Verdict) -> Verdict:
+    """Say why runs are left out: no analysis is planned, but the judges compare equally many of both models."""
+    waiting, unequal = "more wait for the next planned analysis", "more of the model with more runs aren't used"
+    return dataclasses.replace(verdict, explanation=verdict.explanation.replace(waiting, unequal))
+
+
+def _items(name: str, given: object) -> list[Any]:
+    is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping | Set | pd.DataFrame)
+    _require(name, given, is_list, "a list")
+    return list(cast("Iterable[Any]", given))
+
+
 def _sample(values: Values) -> Sample:
-    return Sample.of([None if each is None or math.isnan(each) else float(each) for each in values])
+    replicates: list[float | None] = []
+    for each in _items("an arm", values):
+        number = each.item() if getattr(each, "ndim", None) == 0 else each  # of NumPy or PyTorch
+        is_missing = number is None or number is pd.NA or (isinstance(number, float) and not math.isfinite(number))
+        _require("a replicate", each, is_missing or _is_number(number), "a number up to 1e100, or None if it diverged")
+        replicates.append(None if is_missing else float(number))
+    return Sample.of(replicates)
 
 
 def unjudged(claim: str, why: str, printed: float | None = None) -> ReportedVerdict:

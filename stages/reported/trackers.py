@@ -1,7 +1,7 @@
 """Results from experiment trackers: tables that W&B exports, MLflow's database or folder, TensorBoard's events.
 
 A tracker has no columns for model, seed and data set.  They are taken from a run's parameters, by the usual names or by
-those that the caller gives, or else from its name: `vit-seed3` is the model `vit` with seed 3.
+those that the caller gives, or else from its name: `vit-seed3` is the model `vit` with seed 3, but `resnet-18` a model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 
 import pandas as pd
 
-from stages.reported.tables import HIGHER, LOWER, TableError, last_word
+from stages.reported import TableError
+from stages.reported.reading import read_file
+from stages.reported.units import HIGHER, LOWER, last_word
 
 USUAL = {
     "arm": ("arm", "model", "model_name", "arch", "architecture", "network"),
@@ -25,7 +27,7 @@ USUAL = {
     "dataset": ("dataset", "dataset_name", "data", "task"),
 }
 """Names of the parameters that hold each column, in the order in which they are tried."""
-_NAME = re.compile(r"(?P<arm>.+?)[-_./ ](?:s|seed|run)?[-_=]?(?P<seed>\d+)$")
+_NAME = re.compile(r"(?:^|[-_./ ])(?:seed|run)[-_= ]?(\d+)(?=$|[-_./ ])", re.IGNORECASE)
 _ADMINISTRATIVE = ("state", "notes", "user", "tags", "created", "runtime", "sweep", "id", "name")
 """Columns of a table that W&B exports, which are neither parameters nor metrics."""
 
@@ -55,17 +57,21 @@ def import_results(
 
     `columns` names the parameter that holds arm, seed or dataset; `metrics` are the ones to keep, by default all whose
     last word is a known metric.  A run that did not finish is left out: a crash is not a result, but a divergence is.
+    So is a run without a model or a seed.
 
     Raises:
-        TableError: the source can't be read, or a run lacks a model or a seed.
+        TableError: the source can't be read, or every run lacks a model or a seed.
     """
     try:
         runs = list(READERS[kind](source))
-    except (OSError, ValueError, KeyError, sqlite3.Error) as error:
+    except TableError:
+        raise
+    except (OSError, ValueError, KeyError, OverflowError, sqlite3.Error) as error:
         raise TableError(f"{source}: {error}") from None
     if not runs:
         raise TableError(f"{source}: no runs found")
-    rows, left_out = [], []
+    rows, left_out, unnamed, taken = [], [], [], []
+    names: dict[tuple[str, ...], list[str]] = {}
     known = sorted({metric for run in runs for metric, _, _ in run.points})
     kept = list(metrics) or [metric for metric in known if last_word(metric) in HIGHER + LOWER]
     has = f"the runs have {', '.join(known) or 'none'}"
@@ -77,31 +83,59 @@ def import_results(
         if not run.is_finished:
             left_out.append(run.name)
             continue
-        cells = {column: _find(column, run, columns or {}) for column in USUAL}
-        rows += [{**cells, "metric": m, "epoch": step, "value": value} for m, step, value in run.points if m in kept]
+        try:
+            cells = {column: _find(column, run, columns or {}) for column in USUAL}
+        except TableError as error:
+            unnamed.append(str(error))
+            continue
+        if {"arm", "seed"} - {column for column in USUAL if _find_parameter(column, run, columns or {})}:
+            taken.append(f"{run.name} is {cells['arm']} with seed {cells['seed']}")
+        names.setdefault(tuple(cells.values()), []).append(run.name)
+        points = {(m, step): value for m, step, value in run.points if m in kept}  # the last one logged of each step
+        rows += [{**cells, "metric": m, "epoch": step, "value": value} for (m, step), value in points.items()]
+    if unnamed and not rows:
+        raise TableError(unnamed[0])
     table = pd.DataFrame(rows, columns=["dataset", "arm", "seed", "metric", "epoch", "value"])
     if table["epoch"].isna().all():
         table = table.drop(columns="epoch")
     notes = [f"left out because they did not finish: {', '.join(left_out)}"] if left_out else []
+    if unnamed:
+        notes.append(f"left out {len(unnamed)} without a model or a seed, such as: {unnamed[0]}")
+    if taken:
+        notes.append(f"read from {len(taken)} names, such as: {taken[0]}")
+    if twice := [same for same in names.values() if len(same) > 1]:
+        also = f" and {len(twice) - 1} more" if len(twice) > 1 else ""
+        notes.append(
+            f"the same model, seed and data set, which judge refuses: {', '.join(twice[0])}{also}; delete all but one, "
+            "or name the parameter that tells them apart with --arm"
+        )
     if others := [metric for metric in known if metric not in kept]:
         notes.append(f"left out because --metric doesn't name them: {', '.join(others)}")
     return Imported(table=table, notes=tuple(notes))
 
 
-def _find(column: str, run: TrackedRun, columns: Mapping[str, str]) -> str:
-    """Return the value of a column from the run's parameters or its name."""
-    lower = {name.lower().rpartition(".")[2]: value for name, value in reversed(list(run.parameters.items()))}
+def _find_parameter(column: str, run: TrackedRun, columns: Mapping[str, str]) -> str:
+    """Return the value of the parameter that holds a column, empty if there is none."""
     if chosen := columns.get(column):
         if chosen not in run.parameters:
             raise TableError(f"the run {run.name!r} has no {chosen!r}; it has {', '.join(run.parameters) or 'nothing'}")
         return run.parameters[chosen]
-    for name in USUAL[column]:
-        if lower.get(name):
-            return lower[name]
+    lower = {name.lower().rpartition(".")[2]: value for name, value in reversed(list(run.parameters.items()))}
+    return next((lower[name] for name in USUAL[column] if lower.get(name)), "")
+
+
+def _find(column: str, run: TrackedRun, columns: Mapping[str, str]) -> str:
+    """Return the value of a column from the run's parameters or its name."""
+    if found := _find_parameter(column, run, columns):
+        return found
     if column == "dataset":
         return ""
-    if match := _NAME.match(run.name):
-        return match[column]
+    seeds = list(_NAME.finditer(run.name))
+    if len(seeds) == 1:
+        (seed,) = seeds
+        arm = run.name[: seed.start()] + run.name[seed.end() :]
+        if found := seed[1] if column == "seed" else arm.strip("-_./ "):
+            return found
     raise TableError(
         f"no parameter holds the {column} of the run {run.name!r}; name the parameter with --{column}: "
         f"{', '.join(run.parameters) or 'it has none, so rename runs to model-seed0'}"
@@ -110,7 +144,9 @@ def _find(column: str, run: TrackedRun, columns: Mapping[str, str]) -> str:
 
 def _read_csv(path: Path) -> Iterator[TrackedRun]:
     """Read a table with a row per run, or a chart that W&B exported: a column `run - metric` per curve."""
-    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    frame = read_file(path)
+    for line, why in frame.attrs["surplus"].items():
+        raise TableError(f"{path}: line {line} has {why}")
     if "Step" in frame.columns and any(" - " in column for column in frame.columns):
         for column in frame.columns:
             name, dash, metric = column.rpartition(" - ")
@@ -122,7 +158,7 @@ def _read_csv(path: Path) -> Iterator[TrackedRun]:
                     points=[(metric, int(float(at)), float(cell)) for at, cell in cells if cell],
                 )
         return
-    for number, row in enumerate(frame.to_dict("records"), start=2):
+    for number, row in zip(frame.index, frame.to_dict("records"), strict=True):
         texts = {str(name): str(cell).strip() for name, cell in row.items()}
         named = {name.lower(): cell for name, cell in texts.items()}
         numbers = ((name, _number(cell)) for name, cell in texts.items() if name.lower() not in _ADMINISTRATIVE)
@@ -176,7 +212,9 @@ def _read_mlflow_database(path: Path) -> Iterator[TrackedRun]:
         for key, name, status in runs.fetchall():
             parameters = database.execute("SELECT key, value FROM params WHERE run_uuid = ? ORDER BY key", (key,))
             points = database.execute(
-                "SELECT key, step, CASE WHEN is_nan THEN NULL ELSE value END FROM metrics WHERE run_uuid = ?", (key,)
+                "SELECT key, step, CASE WHEN is_nan THEN NULL ELSE value END FROM metrics WHERE run_uuid = ? "
+                "ORDER BY timestamp",
+                (key,),
             )
             yield TrackedRun(
                 name=name or key,
