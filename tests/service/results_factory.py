@@ -247,16 +247,18 @@ def without_test_images(line: ResultLine, excluded: int) -> ResultLine:
     correct = unpack_correct(line.correct, line.data.test_images)[:n]
     confusion = unpack_confusion(line.confusion, classes_of(line.experiment))
     confusion[0, 1] -= excluded
+    curves = [*line.curves[:-1], dataclasses.replace(line.curves[-1], test_accuracy=float(correct.mean()))]
+    best = max(row.test_accuracy for row in curves if row.test_accuracy is not None)
+    changed = {"accuracy": float(correct.mean()), "best_epoch_accuracy": best}
     metrics = [
-        dataclasses.replace(row, value=float(correct.mean()) if row.metric == "accuracy" else row.value, n=n)
-        if row.split == "test"
-        else row
+        dataclasses.replace(row, value=changed.get(row.metric, row.value), n=n) if row.split == "test" else row
         for row in line.metrics
     ]
     return dataclasses.replace(
         line,
         data=dataclasses.replace(line.data, test_images=n, excluded_test_images=excluded),
         metrics=tuple(metrics),
+        curves=curves,
         correct=pack_correct(correct),
         confusion=pack_confusion(confusion),
     )
