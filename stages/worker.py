@@ -34,7 +34,7 @@ from stages.runs.store import Scratch, remember, seal, stack_id
 from stages.training.canary import STEPS, Canary, canary_of
 from stages.training.imported import refuse_unfit
 from stages.training.loop import Outcome, Progress, TrainingState, TrainingStopped
-from stages.training.options import with_options
+from stages.training.opening import find_divergence, open_training
 from stages.training.parallel import Rank, agreed, describe_ranks, from_first, highest, joined, run_together, share
 from stages.training.process import (
     describe_environment,
@@ -43,12 +43,10 @@ from stages.training.process import (
     peak_memory_bytes,
     reset_peak_memory,
 )
-from stages.training.recipe import with_recipe
 from stages.training.resuming import EnergyMeter, ResumeState, energy_joules, first_line, sum_known
-from stages.training.session import flushing_denormals, open_session, plain_network, task_of
+from stages.training.session import flushing_denormals, plain_network, task_of
 from stages.training.stacked import StackState, code_of_stack, fit_stack, mode_of, stack_class
 from stages.training.tables import Regression
-from stages.training.tasks import with_task
 from stages.training.tf32 import describe_products
 
 __all__ = ["Job", "Trained", "TrainingStopped", "can_stack", "count_flops", "train_run", "train_stack"]
@@ -127,13 +125,7 @@ class _PreparedTraining:
         self._stamp = stamp_of(job.data)
         if job.spec.model.is_imported:
             refuse_unfit(job.spec.model, self.info, has_task=job.spec.task is not None)
-        self.session = open_session(job.spec, job.data, self.info, self.device)
-        if job.spec.task is not None:
-            self.session = with_task(self.session, job.data, self.info, len(devices))
-        if job.spec.protocol.recipe is not None:
-            self.session = with_recipe(self.session, len(devices))
-        if job.spec.protocol.has_options:
-            self.session = with_options(self.session, len(devices))
+        self.session = open_training(job.spec, job.data, self.info, self.device, devices=len(devices))
         _refuse_other_code(job)
         _refuse_unkeyed_layers(job, self.session.model)
         self.environment |= describe_graphs(self.device)
@@ -343,10 +335,7 @@ class _Spent:
 def _sealed_files(
     job: Job, info: PackedInfo, model: nn.Module, outcome: Outcome, environment: dict[str, Any], spent: _Spent
 ) -> dict[str, bytes]:
-    divergence = outcome.divergence
-    if divergence is None and not all(value.isfinite().all() for value in model.state_dict().values()):
-        last = outcome.history[-1]  # its loss was finite, and its step made the weights non-finite
-        divergence = {"step": last["steps"], "last_finite_step": last["steps"], "last_finite_loss": last["train_loss"]}
+    divergence = find_divergence(outcome, model)
     train_seconds = sum(outcome.epoch_seconds) or spent.seconds
     result: dict[str, Any] = {
         "run_key": job.spec.run_key,

@@ -297,7 +297,7 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
     "a divergence in the curves": (lambda lines: diverge(lines, 2, 1, 0.5, epochs=1), "its curves end at step 2, and"),
     "a negative loss": (lambda lines: diverge(lines, 2, 1, -3.0), "its last finite loss is -3.0, after 1 steps"),
     "a loss before the first step": (lambda lines: diverge(lines, 1, 0, 1.0), "its last finite loss is 1.0, after 0"),
-    "a divergence that nobody trains again": (diverge, "diverge: 1; epochs that check it: 1; give --retrain 1"),
+    "a divergence that isn't trained again": (diverge, "diverge: 1; epochs that check it: 1; give --retrain 1"),
 }
 OF_DEPOSITS: dict[str, tuple[Forge, str, str, int]] = {
     "a divergence that didn't happen": (diverge, "doesn't diverge in that epoch", BOTH, 12),

@@ -324,7 +324,7 @@ def test_unit_or_sign_that_is_unclear_is_a_problem_with_a_remedy(claim: str, res
 
 
 def test_unit_is_decided_for_each_metric_and_data_set() -> None:
-    """A loss beside an accuracy in percent, another data set and a diverged run don't change the unit."""
+    """A loss next to an accuracy in percent, another data set and a diverged run don't change the unit."""
     wide = pd.DataFrame({"arm": "ours", "seed": range(5), "accuracy": scaled(OURS), "loss": OURS, "unit": "%"})
     judged = claimcheck.judge(table("a,value,accuracy,ours,,97.2 %", "b,value,loss,ours,,0.972"), wide)
     assert [one.ours for one in judged.verdicts] == [pytest.approx(0.9718), pytest.approx(0.9718)]

@@ -77,7 +77,7 @@ def published_on(results: Iterable[Result]) -> str | None:
 
 @dataclass(frozen=True)
 class Project:
-    """Who made the project that is served, and its licences, as far as its files say; else empty."""
+    """Authors and licences of the project that is served, empty where its files don't say."""
 
     authors: str = ""
     licence: str = ""

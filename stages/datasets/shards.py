@@ -48,7 +48,7 @@ _ROWS = 32  # at a time, because a small Parquet file may unpack to long rows, a
 _SAMPLE = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
 _PARTS, _MASKS = (*PICTURES, ".cls", ".json"), (".seg.png", ".mask.png")
 _TARGETS = {None: "the class", "multi-label": "the labels", "regression": "the numbers", "segmentation": "the mask"}
-"""What a task learns of each picture, in words."""
+"""Names of what a task learns from each picture."""
 _NAMED = ("label", "labels")
 _NAMED_MASKS = ("mask", "masks", *_NAMED)
 

@@ -1,4 +1,4 @@
-"""What a metric's name says, and the one decision on the unit of its results on a data set.
+"""Reads the name of a metric, and decides once on the unit of its results on a data set.
 
 A share, such as an accuracy, may be a fraction or in percent.  Numbers that say their unit are taken at their word.  A
 number above 1 can only be in percent.  Other numbers have several readings; a claim is judged only if these agree.
@@ -27,7 +27,7 @@ _NEAR = 10.0
 """Factor between ours and the printed number beyond which another unit is likelier than another result."""
 
 Reading = tuple[float, float]
-"""What a claim's numbers, and the results without a unit, are divided by."""
+"""Divisors of a claim's numbers, and of results without a unit."""
 
 
 def last_word(metric: str) -> str:

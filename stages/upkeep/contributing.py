@@ -49,13 +49,11 @@ from stages.runs.evidence import (
 )
 from stages.runs.store import write_atomically
 from stages.training.loop import Progress, TrainingState, TrainingStopped, measure
-from stages.training.options import with_options
+from stages.training.opening import find_divergence, open_training
 from stages.training.process import describe_environment, describe_fast_paths
-from stages.training.recipe import with_recipe
-from stages.training.session import Session, open_session
+from stages.training.session import Session
 from stages.training.split import training_rows
 from stages.training.stopping import stops_early
-from stages.training.tasks import with_task
 from stages.upkeep.publishing import cell_of, collect
 from stages.upkeep.verifying import (
     LAB_FILES,
@@ -551,20 +549,11 @@ def _train(line: ResultLine, data: Path, device: torch.device, state: TrainingSt
     torch.set_num_threads(int(line.environment.get("threads", 1)))
     TAKEN.clear()
     try:
-        session = open_session(spec := RunSpec.from_dict(dict(line.spec)), data, read_info(data), device)
-        if spec.task is not None:
-            session = with_task(session, data, read_info(data), 1)
-        if spec.protocol.recipe is not None:
-            session = with_recipe(session, 1)
-        if spec.protocol.has_options:
-            session = with_options(session, 1)
+        session = open_training(RunSpec.from_dict(dict(line.spec)), data, read_info(data), device)
         outcome = session.train(
             state=state, save=states.append, progress=progress, should_stop=lambda: passed[-1] >= end
         )
-        divergence, history = outcome.divergence, outcome.history
-        if divergence is None and not all(value.isfinite().all() for value in session.model.state_dict().values()):
-            steps = history[-1]["steps"]  # as the worker describes it
-            divergence = {"step": steps, "last_finite_step": steps, "last_finite_loss": history[-1]["train_loss"]}
+        divergence = find_divergence(outcome, session.model)
     except TrainingStopped:
         pass
     finally:

@@ -178,7 +178,7 @@ def test_constants_of_a_loss_are_on_the_device_of_the_data_and_state_is_refused(
 
 @pytest.mark.parametrize("batch_size", [1, 3, 12])
 def test_measured_loss_of_a_segmentation_is_a_mean_over_all_pixels(batch_size: int) -> None:
-    """In batches of any size, as if all rows were one."""
+    """The batches have any size."""
     task, model = masks()(make_protocol(batch_size=batch_size)), nn.Conv2d(1, CLASSES, 1)
     assert isinstance(task, Segmentation)
     for rows in (torch.arange(ROWS), torch.tensor([1, 11, 4, 0])):
