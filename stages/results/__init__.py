@@ -10,6 +10,7 @@ from stages.results.claims import (
     ClaimFilter,
     ClaimRecord,
     Counts,
+    Discoveries,
     JudgedClaim,
     Outlook,
     PairGain,
@@ -68,6 +69,7 @@ from stages.results.tables import (
     Claim,
     ClaimChange,
     ClaimDeviation,
+    Cost,
     Dataset,
     DeviationRow,
     Epoch,
@@ -86,9 +88,9 @@ from stages.results.tables import (
     Word,
     damaged,
 )
-from stages.results.versus import SameModel, Versus, versus
+from stages.results.versus import ImagePair, SameModel, Versus, versus
 from stages.rules import Rules
 from stages.runs.evidence import INEXACT_SHARE, unpack_confusion, unpack_correct
-from stages.verdicts import Status
+from stages.verdicts import Power, Scope, Status
 from stages.verdicts.kinds import KINDS
 from stages.verdicts.metrics import METRICS, MetricInfo

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session, joinedload, selectinload
@@ -363,19 +363,14 @@ Ground = Literal["trained", "computed", "data"]
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Claims that can be decided, now or later: `decidable`.
-
-    `in_favour`: reproduced, supported, holds; of these, `under_reading` hold under one reading only, the others
-    `plainly`.  `against`: not reproduced, reversed, fails, contradicted.  `open`: the evidence doesn't decide yet.
-    `waiting`: not run yet.
-    """
+    """Claims that can be decided, now or later, by the words of `FOR_THE_PAPER`, `AGAINST_THE_PAPER` and `NOT_YET`."""
 
     decidable: int
     in_favour: int
-    under_reading: int
+    under_reading: Annotated[int, "those in favour that depend on the reading"]
     against: int
-    open: int
-    waiting: int
+    open: Annotated[int, "evidence doesn't decide yet"]
+    waiting: Annotated[int, "not run yet"]
 
     @property
     def plainly(self) -> int:
@@ -394,32 +389,24 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """Expected outcome of planned trainings for `waiting` claims that training decides, if the paper is right.
+    """Expected outcome of planned trainings for claims that training decides."""
 
-    `hopeless`: the chance of confirming is below 5 %.  `order_only`: only the order can be confirmed, not the size of
-    the difference.  `unlikely`: any other claim whose chance is below 50 %.  `unknown`: no size is printed or no spread
-    is known.  `assumed`: those that assume a spread between runs, because none is measured or printed.
-    """
-
-    waiting: int
-    hopeless: int
-    order_only: int
-    unlikely: int
-    unknown: int
-    assumed: int
+    waiting: Annotated[int, "claims waiting for training"]
+    hopeless: Annotated[int, "confirmed with a chance below 5 % even if the paper is right"]
+    order_only: Annotated[int, "claims whose order can be confirmed, but not the size of the difference"]
+    unlikely: Annotated[int, "of the others, confirmed with a chance below 50 % if the paper is right"]
+    unknown: Annotated[int, "chance unknown, because no size is printed or no spread is known"]
+    assumed: Annotated[int, "claims whose spread is neither measured nor printed, but assumed"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Discoveries:
-    """Claims of a paper that training `decided` by a p-value, and those that `survive` a false discovery rate of 5 %.
+    """Claims of a paper that training decided by a p-value, and their false discovery rate."""
 
-    `tested` includes the open ones; `without`: decided by training, but not by a p-value on a sign.
-    """
-
-    tested: int
-    decided: int
-    survive: int
-    without: int
+    tested: Annotated[int, "claims judged by training with a p-value on a sign, including open ones"]
+    decided: Annotated[int, "those that are decided"]
+    survive: Annotated[int, "decided claims with a false discovery rate of at most 5 %"]
+    without: Annotated[int, "decided by training without a p-value on a sign, counted apart"]
 
 
 @dataclass(frozen=True, kw_only=True)
