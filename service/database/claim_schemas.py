@@ -21,7 +21,6 @@ from stages.results import (
     ImagePair,
     JudgedClaim,
     Outlook,
-    PairGain,
     Power,
     Scope,
     Standing,
@@ -46,18 +45,6 @@ class MeasuredOut(Out):
     def _without_interval(cls, value: Any) -> Any:
         """Accept a bare number, as findings and readings have it."""
         return {"value": value, "low": None, "high": None, "n": None} if isinstance(value, float | int) else value
-
-
-class GainOut(Out):
-    """Answer with `ours`: the gain of a row and its interval."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_ours(cls, row: Any) -> Any:
-        if not isinstance(row, PairGain | Family):
-            return row
-        ours = {"value": row.gain, "low": row.low, "high": row.high, "n": getattr(row, "n", None)}
-        return {**vars(row), "ours": None if row.gain is None else ours}
 
 
 class ReadingOut(Out):
@@ -212,7 +199,7 @@ class VerdictArmOut(Out, of=VerdictArm, without=("claim", "position")):
     flops_per_image: float | None = Field(description="FLOPs of one forward pass", validation_alias="flops")
 
 
-class PairOut(GainOut):
+class PairOut(Out):
     """One pair of a grid: the gain of the proposed arm (positive is better), with its 95 % interval."""
 
     experiment: str
@@ -229,7 +216,7 @@ class DeviationOut(Out, of=DeviationRow, without=("position", "explains", "teste
     done: str = Field(description="what we do", validation_alias="ours")
 
 
-class FamilyOut(GainOut, of=Family, without=("position", "gain", "low", "high")):
+class FamilyOut(Out, of=Family, without=("position", "gain", "low", "high")):
     """Summary of a table: the mean gain of its orders."""
 
     name: str = Field(examples=["ninformer.table2"])

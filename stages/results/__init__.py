@@ -26,7 +26,7 @@ from stages.results.claims import (
     tally,
     tally_rows,
 )
-from stages.results.comparison import compare, fidelity_of
+from stages.results.comparison import Question, compare, fidelity_of
 from stages.results.database import (
     Sessions,
     UnknownArm,
@@ -90,7 +90,7 @@ from stages.results.tables import (
 )
 from stages.results.versus import ImagePair, SameModel, Versus, versus
 from stages.rules import Rules
-from stages.runs.evidence import INEXACT_SHARE, unpack_confusion, unpack_correct
+from stages.runs.evidence import INEXACT_SHARE, Provenance, unpack_confusion, unpack_correct
 from stages.verdicts import Power, Scope, Status
 from stages.verdicts.kinds import KINDS
 from stages.verdicts.metrics import METRICS, MetricInfo

@@ -28,6 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, column_property, mapped_column, relationship
 
 from stages.faults import Mistake
+from stages.results.estimates import Measured
 from stages.verdicts import Status
 from stages.verdicts.kinds import KINDS, KindFacts
 
@@ -595,3 +596,8 @@ class Family(Base):
     ahead: Mapped[int] = mapped_column(doc="tested orders with a gain above 0")
     tested: Mapped[int]
     orders: Mapped[int]
+
+    @property
+    def ours(self) -> Measured | None:
+        """The gain with its interval."""
+        return None if self.gain is None else Measured(value=self.gain, low=self.low, high=self.high, n=None)

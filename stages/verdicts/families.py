@@ -72,12 +72,13 @@ class PrintedOrder:
 class TableSentence:
     """Judgement of a table by the mean gain of its orders.
 
-    `tested` counts the orders with evidence, and `ahead` those of them with a positive gain.  `low` to `high` is the
+    `tested` counts the `orders` with evidence, and `ahead` those of them with a positive gain.  `low` to `high` is the
     interval of the gain at `confidence`; `tau`, `p_heterogeneity` and `i2` describe how much orders differ.
     """
 
     status: Status
     text: str
+    orders: int
     tested: int
     ahead: int
     gain: float | None = None
@@ -94,7 +95,7 @@ def judge_table(orders: Sequence[PrintedOrder], rules: Rules) -> TableSentence:
     measured = [order for order in orders if order.is_measured]
     ahead = sum((order.verdict.estimate or 0.0) > 0 for order in measured)
     none = f"None of {len(orders)} orders has enough replicates yet."
-    nothing = TableSentence(status=Status.NOT_TESTED, text=none, tested=len(measured), ahead=ahead)
+    nothing = TableSentence(status=Status.NOT_TESTED, text=none, orders=len(orders), tested=len(measured), ahead=ahead)
     if not measured:
         return nothing
     of = f"{len(measured)} of {len(orders)} orders" if len(measured) < len(orders) else f"these {len(orders)} orders"

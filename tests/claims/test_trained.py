@@ -225,12 +225,12 @@ def test_nats_per_byte_are_not_compared_with_nats_per_token() -> None:
 def test_table_is_judged_by_mean_gain_and_by_the_papers_count() -> None:
     ranks = [claim for claim in claims().values() if claim.family == "ninformer.table2"]
     lines = results("ninformer-mnist", MNIST)
-    judged, (table,) = judge_all(ranks, trials(lines))
-    assert table.family == "ninformer.table2" and len(table.claims) == 9
-    assert (table.sentence.tested, table.sentence.ahead) == (3, 2)
+    judged, tables = judge_all(ranks, trials(lines))
+    table = tables["ninformer.table2"]
+    assert (table.orders, table.tested, table.ahead) == (9, 3, 2)
     # The three orders lead stepwise from the first arm to the last, so their mean is a third of the total gain.
-    assert table.sentence.gain == pytest.approx((0.9861 - 0.9712 + 0.9779 - 0.9779) / 3)
-    assert table.sentence.text.startswith("Mean gain of 3 of 9 orders on 1 data set +")
+    assert table.gain == pytest.approx((0.9861 - 0.9712 + 0.9779 - 0.9779) / 3)
+    assert table.text.startswith("Mean gain of 3 of 9 orders on 1 data set +")
     tally = next(judgement for judgement in judged if judgement.claim.id == "ninformer.rank")
     assert (tally.verdict.status, tally.ours) == (Status.REVERSED, 2), "9 of 9 is impossible with one reversed"
     assert "Ours: 2 supported, each at α; 1 reversed, each at α/9." in tally.verdict.explanation
