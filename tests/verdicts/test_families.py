@@ -1,15 +1,10 @@
 import dataclasses
-import math
-from functools import cache
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from stages.verdicts import PrintedOrder, Status, Verdict, design_effect, false_discovery_rates, judge_tally, judge_wins
 from tests.verdicts.simulation import RULES
-
-RNG = np.random.default_rng(0)
 
 
 def order(p: float | None, *, n: int = 5, status: Status = Status.SUPPORTED) -> Verdict:
@@ -29,18 +24,6 @@ def test_family_includes_unresolved_orders_but_not_verdicts_on_sizes() -> None:
     assert false_discovery_rates([order(0.004), size, untested]) == [pytest.approx(0.01), None, None]
     assert false_discovery_rates([order(0.004), unsure]) == pytest.approx([0.02, 1.0])
     assert false_discovery_rates([size]) == [None]
-
-
-def test_at_most_five_percent_of_surviving_signs_are_wrong() -> None:
-    """Eight of sixteen orders have no gain and uniform p-values; few of them may survive."""
-    trials, share = 400, RULES.looks[5]
-    null = RNG.uniform(0, share, (trials, 8))
-    true = 2 * stats.norm.sf(np.abs(RNG.normal(3, 1, (trials, 8)))) * share
-    wrong = []
-    for row in np.hstack([null, true]).tolist():
-        survive = np.array(false_discovery_rates([order(p) for p in row]), dtype=float) <= 0.05
-        wrong.append(survive[:8].sum() / max(survive.sum(), 1))
-    assert 0.005 < np.mean(wrong) <= 0.05
 
 
 @pytest.mark.parametrize(
@@ -131,15 +114,6 @@ def test_count_needs_all_comparisons_at_the_printed_replicates() -> None:
     assert judge_wins(1, [], RULES, n=5).status is Status.NOT_TESTED
 
 
-def test_chance_rarely_reproduces_a_lead_or_refutes_a_true_replication() -> None:
-    """Coin flips win 15 of 16 in 17 of 65,536 cases; counts of one procedure differ significantly in at most 5 %."""
-    assert sum(math.comb(16, k) for k in range(17) if judged_count(k) is Status.REPRODUCED) == 17
-    for chances in (np.full(16, 0.94), np.full(16, 0.5), np.linspace(0.5, 1, 16), np.linspace(0.05, 0.95, 16)):
-        theirs, ours = ((RNG.random((4000, 16)) < chances).sum(axis=1).tolist() for _ in range(2))
-        judged = [judged_count(k, claimed) for k, claimed in zip(ours, theirs, strict=True)]
-        assert judged.count(Status.NOT_REPRODUCED) / 4000 < 0.05
-
-
 def test_correlated_orders_count_as_fewer() -> None:
     """Eight orders with equal gains count as one; nine wins of sixteen then don't differ from fifteen."""
     rng = np.random.default_rng(5)
@@ -161,8 +135,3 @@ def test_correlated_orders_count_as_fewer() -> None:
     alone, together = (judge_wins(15, split, RULES, n=5, effect=effect) for effect in (1.0, 8.0))
     assert (alone.status, together.status) == (Status.NOT_REPRODUCED, Status.INCONCLUSIVE)
     assert together.low < alone.low and "as if 8 orders were one" in together.explanation
-
-
-@cache
-def judged_count(ours: int, claimed: int = 15) -> Status:
-    return judge_wins(claimed, [*[gain(0.3)] * ours, *[gain(0.3, -1)] * (16 - ours)], RULES, n=5).status

@@ -1,16 +1,13 @@
 """A gain over an incomplete grid of pairs: the statement covers only the pairs that ran."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from stages.verdicts import GainClaim, GridPart, Sample, Status, Verdict, judge_gain
 from stages.verdicts.grid_part import Cell, whole_slices
-from stages.verdicts.intervals import combine, half_width, level, looks_of_part, looks_of_plan
-from tests.verdicts.simulation import RULES, above
+from tests.verdicts.simulation import RULES
 
 CLAIM = GainClaim(gain=0.2, margin=0.05, better="higher")
 WIDTHS, DEPTHS = (18, 25, 35, 50, 71, 100, 141), (5, 6, 8, 11, 16)
@@ -42,24 +39,6 @@ def judge(there: Cells, gains: np.ndarray, *, noise: np.ndarray, claim: GainClai
     return judge_gain(claim, *means, rules=RULES, pairing="none", planned=SEEDS, part=part, pairs=ran)
 
 
-def test_sequential_depths_err_no_more_often_than_one_analysis() -> None:
-    """Without any gain, judged after each of five depths at 3 and 5 seeds; at the full level each time, 5.7 % err."""
-    trials, nominal = 12_000, RULES.alpha_outside / 2
-    draws = np.random.default_rng(1).normal(0, 0.05, (2, trials, len(DEPTHS), len(WIDTHS), SEEDS))
-    wrong = {"shared": np.zeros(trials, bool), "full": np.zeros(trials, bool)}
-    looks = looks_of_plan(RULES.looks, SEEDS)
-    for depths in range(1, len(DEPTHS) + 1):
-        shared = looks_of_part(looks, depths * len(WIDTHS), len(GRID))
-        for n in looks:
-            arms = draws[:, :, :depths, :, :n].mean(axis=(2, 3))
-            variance, df = combine([(arm.var(axis=-1, ddof=1) / n, n - 1.0) for arm in arms])
-            gain = arms[0].mean(axis=-1) - arms[1].mean(axis=-1)
-            for name, at in (("shared", shared), ("full", looks)):
-                wrong[name] |= gain > half_width(variance, df, level(at, n, nominal))
-    assert wrong["shared"].mean() <= above(nominal, trials)
-    assert wrong["full"].mean() == pytest.approx(0.057, abs=0.008)
-
-
 def test_part_of_a_grid_needs_more_evidence_than_the_whole() -> None:
     part = judge(SLICES, np.full(14, 0.2), noise=some_noise(14))
     whole = judge(GRID, np.full(35, 0.2), noise=some_noise(35))
@@ -79,67 +58,11 @@ def test_sentence_lists_the_depths_that_ran_and_the_missing_ones() -> None:
     verdict = judge(SLICES, gains, noise=some_noise(14))
     assert verdict.status is Status.SUPPORTED
     assert "It is of depth 5 and 8 with every width; depth 6, 11 and 16 didn't run." in verdict.explanation
+    assert verdict.scope is not None and (verdict.scope.ran, verdict.scope.missing) == ((5, 8), (6, 11, 16))
     by_seeds = judge(GRID, np.tile(gains, 3)[:35], noise=some_noise(35))
     assert "didn't run" not in by_seeds.explanation and by_seeds.status is Status.SUPPORTED
     assert verdict.size.prediction is None, "the paper's rerun would cover every depth"
     assert by_seeds.size.prediction is not None
-
-
-def whole_grid(gains: Sequence[float], ran: int, order: str, trials: int = 4000) -> tuple[np.ndarray, np.ndarray]:
-    """Simulate 96.7 % intervals [trials] of all widths' mean gain, as if those that ran were drawn at random.
-
-    `gains` are those of the widths, with five seeds of one SD.  Var = (1 − l/L) s²/l (Cochran 1977, ch. 2) has its own
-    t, and so has the variance of the seeds (Banerjee 1960).  Until 2026-11, verdicts on a part showed this interval.
-    """
-    rng, levels, alpha = np.random.default_rng(0), len(gains), (1 - 0.967) / 2
-    which = np.tile(np.arange(levels), (trials, 1))
-    which = (rng.permuted(which, axis=1) if order == "random" else which)[:, :ran]
-    seeds = 2 * 0.05**2 / (SEEDS * len(DEPTHS))
-    seen = np.array(gains)[which] + rng.normal(0, seeds**0.5, which.shape)
-    between = (1 - ran / levels) * seen.var(axis=1, ddof=1) / ran
-    parts = (seeds / ran, 2.0 * (SEEDS - 1)), (between, ran - 1.0)
-    half = np.sqrt(sum(stats.t.isf(alpha, df) ** 2 * variance for variance, df in parts))
-    return seen.mean(axis=1) - half, seen.mean(axis=1) + half
-
-
-FLAT = (0.2,) * 7
-PUBLISHED = (0.156, 0.125, 0.18, 0.205, 0.275, 0.305, 0.305)
-"""Gains of SGEMM's widths, from 18 to 141 units, over 5 and 8 layers."""
-FALLING = (0.1, 0.1, 0.1, -0.1, -0.2, -0.2, -0.2)
-
-
-@pytest.mark.parametrize(
-    ("gains", "ran", "coverage", "wrong_sign"),
-    [
-        (FLAT, 3, 0.999, 0),
-        (PUBLISHED, 3, 0.57, 0),
-        (PUBLISHED, 4, 0.26, 0),
-        (FALLING, 2, 0.33, 0.45),
-        (FALLING, 3, 0, 1),
-    ],
-)
-def test_narrowest_widths_say_nothing_of_the_whole_grid(
-    gains: tuple[float, ...], ran: int, coverage: float, wrong_sign: float
-) -> None:
-    """A random sample of widths would keep 96.7 % if gains hardly jump; the narrowest ones don't."""
-    mean = np.mean(gains)
-    low, high = whole_grid(gains, ran, "narrowest")
-    assert np.mean((low <= mean) & (mean <= high)) == pytest.approx(coverage, abs=0.03)
-    assert np.mean((low > 0) & (mean < 0)) == pytest.approx(wrong_sign, abs=0.03)
-    low, high = whole_grid(gains, ran, "random")
-    assert np.mean((low <= mean) & (mean <= high)) > (0.8 if gains is FALLING else 0.94)
-
-
-def test_verdict_on_the_narrowest_widths_errs_at_its_level_and_leaves_the_grid_open() -> None:
-    """The widths that ran gain nothing on average; wider ones would gain."""
-    there, rng = cells(widths=WIDTHS[:3]), np.random.default_rng(1)
-    gains = np.repeat([-0.05, 0.0, 0.05], len(DEPTHS))
-    verdicts = [judge(there, gains, noise=rng.normal(0, 0.05, (2, len(there), SEEDS))) for _ in range(100)]
-    wrong = sum(verdict.status is not Status.UNRESOLVED for verdict in verdicts)
-    assert wrong / len(verdicts) <= above(RULES.alpha_outside, len(verdicts))
-    for verdict in verdicts:
-        assert verdict.scope is not None and verdict.scope.missing == WIDTHS[3:]
-        assert verdict.explanation.endswith("They may differ by any amount, so the whole grid isn't judged.")
 
 
 def test_slices_are_complete_levels_of_one_factor() -> None:

@@ -5,15 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from stages.verdicts import Observation, Sample, Status, judge_noise
+from stages.verdicts import Sample, Status, judge_noise
 from stages.verdicts.families import decisive_spreads, power_of_noise
 from tests.verdicts.simulation import RULES
 
 WINDOW, K = 0.0131, 4
-
-
-def sample(values: np.ndarray | list[float | None]) -> Sample:
-    return Sample(tuple(Observation(index=i, value=None if v is None else float(v)) for i, v in enumerate(values)))
 
 
 def spread_by(s: float, n: int = 10) -> np.ndarray:
@@ -31,16 +27,16 @@ def test_limits_equal_published_tables() -> None:
 
 def test_range_is_decided_exactly_if_its_interval_excludes_the_printed_one() -> None:
     for s in np.linspace(0.0005, 0.01, 40):
-        verdict = judge_noise(WINDOW, K, sample(spread_by(s)), rules=RULES, planned=10)
+        verdict = judge_noise(WINDOW, K, Sample.of(spread_by(s).tolist()), rules=RULES, planned=10)
         assert verdict.low is not None and verdict.high is not None and verdict.low < verdict.high
         assert (verdict.status == Status.REVERSED) == (verdict.high < 0)
         assert (verdict.status == Status.SUPPORTED) == (verdict.low >= 0)
 
 
 def test_too_few_or_diverged_replicates_decide_nothing() -> None:
-    four = judge_noise(WINDOW, K, sample(spread_by(0.001, 4)), rules=RULES, planned=10)
+    four = judge_noise(WINDOW, K, Sample.of(spread_by(0.001, 4).tolist()), rules=RULES, planned=10)
     assert (four.status, four.n) == (Status.UNRESOLVED, 4)
-    lost = judge_noise(WINDOW, K, sample([*spread_by(0.001, 9), None]), rules=RULES, planned=10)
+    lost = judge_noise(WINDOW, K, Sample.of([*spread_by(0.001, 9).tolist(), None]), rules=RULES, planned=10)
     assert (lost.status, lost.n_diverged) == (Status.UNRESOLVED, 1)
     assert "diverged" in lost.explanation
 
