@@ -10,6 +10,7 @@ from pydantic import AliasPath, Field, model_validator
 from service.database.curves import ObservedPointOut
 from service.database.schemas import Out, RegistrationOut
 from stages.results import (
+    NOT_OF_SIZE,
     WORD_OF,
     Claim,
     ClaimChange,
@@ -25,6 +26,7 @@ from stages.results import (
     Scope,
     Standing,
     Status,
+    Verdict,
     VerdictArm,
     VerdictRow,
     Versus,
@@ -74,18 +76,9 @@ class StretchOut(Out):
     status: Status
 
 
-class SizeOut(Out):
+class SizeOut(Out, of=Verdict, without=NOT_OF_SIZE):
     """Verdict on the size of a difference, apart from its sign: our gain − the paper's."""
 
-    status: Status
-    explanation: str
-    estimate: float | None
-    low: float | None
-    high: float | None
-    confidence: float | None
-    margin: float | None
-    n: int
-    replicates_expected: int | None
     by_margin: list[StretchOut] = Field(description="verdict under other margins; empty if always the same")
     posterior: float | None = Field(description="chance that the true difference is within the margin (flat prior)")
 

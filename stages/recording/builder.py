@@ -55,10 +55,6 @@ Values = Iterator[tuple[Any, ...]]
 """Rows of plain values, in the order of the table's columns."""
 _NEEDED = "test_accuracy"
 """The column from which all `ARM_METRICS` are computed; curves without it are skipped."""
-_SIZE = (
-    *("status", "explanation", "estimate", "low", "high", "confidence", "margin", "n", "replicates_expected"),
-    "posterior",
-)
 
 
 def columns_of(table: type[tables.Base], *objects: object) -> dict[str, Any]:
@@ -381,8 +377,7 @@ class DatabaseBuilder:
                 judgement.cost,
                 claim=claim.id,
                 status=str(verdict.status),
-                size=size
-                and {name: getattr(size, name) for name in _SIZE} | {"by_margin": list(map(vars, size.by_margin))},
+                size=size and _row_of_size(size),
                 power=None if judgement.power is None else dataclasses.asdict(judgement.power),
                 scope=None if verdict.scope is None else dataclasses.asdict(verdict.scope),
                 prediction_low=prediction.low if prediction else None,
@@ -453,6 +448,11 @@ def _identify(item: Trial) -> list[Any]:
         digest = hashlib.sha256(text).hexdigest()
     marks = item.is_planned, item.follows_plan, list(item.varied), list(item.changed_code), list(item.equivalences)
     return [item.line, digest, *marks]
+
+
+def _row_of_size(size: Verdict) -> dict[str, Any]:
+    kept = {name: value for name, value in vars(size).items() if name not in tables.NOT_OF_SIZE}
+    return kept | {"by_margin": list(map(vars, size.by_margin))}
 
 
 def _row_of_lab(judgement: Judgement) -> dict[str, Any]:

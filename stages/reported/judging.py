@@ -38,7 +38,6 @@ from stages.verdicts import (
     not_tested,
 )
 from stages.verdicts.anytime import explain_anytime
-from stages.verdicts.value import AS_LARGE
 
 _NUMBER = r"(?:\d+(?:\.\d+)?|\.\d+|\d{1,3}(?:(?:,\d{3}){2,}|,\d{3}\.\d+))(?:e[+-]?\d{1,2})?"
 _PRINTED = re.compile(
@@ -264,9 +263,8 @@ def value(
     )
     is_coarse = is_coarse and margin is None
     planned = None if rules.is_anytime else sample.n
-    verdict = judge_value(judged, sample, rules=rules, planned=planned, size=0.0 if is_coarse else math.inf)
-    if is_coarse:
-        verdict = dataclasses.replace(verdict, explanation=verdict.explanation.replace(AS_LARGE, _FEW_DIGITS))
+    size = 0.0 if is_coarse else math.inf
+    verdict = judge_value(judged, sample, rules=rules, planned=planned, size=size, as_large=_FEW_DIGITS)
     mean = fmean(sample.values) if sample.values else None
     return _reported(claim, number.value, mean, verdict, rules)
 

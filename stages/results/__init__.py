@@ -59,6 +59,7 @@ from stages.results.estimates import (
 )
 from stages.results.tables import (
     ICONS,
+    NOT_OF_SIZE,
     SCHEMA_VERSION,
     WORD_OF,
     ArmMetricRow,
@@ -91,6 +92,6 @@ from stages.results.tables import (
 from stages.results.versus import ImagePair, SameModel, Versus, versus
 from stages.rules import Rules
 from stages.runs.evidence import INEXACT_SHARE, Provenance, unpack_confusion, unpack_correct
-from stages.verdicts import Power, Scope, Status
+from stages.verdicts import Power, Scope, Status, Verdict
 from stages.verdicts.kinds import KINDS
 from stages.verdicts.metrics import METRICS, MetricInfo

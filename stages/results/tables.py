@@ -399,6 +399,10 @@ WORD_OF: Mapping[Status, Word] = {
 """The word of each status.  A claim that depends on how it is read neither holds nor fails."""
 
 
+NOT_OF_SIZE = ("n_diverged", "p_value", "stderr", "size", "prediction", "spread", "share", "scope")
+"""Fields of a verdict that the verdict on the size of a difference is recorded without."""
+
+
 class VerdictRow(Base):
     """Verdict on a claim; every claim has one.
 

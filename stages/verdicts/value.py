@@ -165,6 +165,7 @@ def judge_value(
     widening: float = 0.0,
     size: float = math.inf,
     test_sets: float = 0.0,
+    as_large: str = AS_LARGE,
     may_be_exact: bool = False,
     s2_at: Callable[[float], float] | None = None,
 ) -> Verdict:
@@ -172,8 +173,8 @@ def judge_value(
 
     `planned` is the number of replicates at the final analysis; None means that the plan outlasts all analyses.
     `widening` is how much left-out test rows could change the value.  `test_sets` is the variance added if our test set
-    isn't the paper's.  `s2_at` gives the replicates' variance at another margin, if it depends on the margin.  `size`
-    and `may_be_exact` are as in `judge_equivalence`.
+    isn't the paper's.  `s2_at` gives the replicates' variance at another margin, if it depends on the margin.  `size`,
+    `as_large` and `may_be_exact` are as in `judge_equivalence`.
     """
     numbers = looks_of_numbers(rules, is_error_printed=claim.stderr is not None)
     looks = looks_of_plan(numbers, planned)
@@ -202,6 +203,7 @@ def judge_value(
         looks=looks,
         widening=widening,
         size=size,
+        as_large=as_large,
         may_be_exact=may_be_exact,
         spread_at=None if s2_at is None else lambda margin: dataclasses.replace(spread, s2=s2_at(margin)),
     )
@@ -221,15 +223,16 @@ def judge_equivalence(
     looks: Looks,
     widening: float = 0.0,
     size: float = math.inf,
+    as_large: str = AS_LARGE,
     may_be_exact: bool = False,
     spread_at: Callable[[float], Spread] | None = None,
 ) -> Verdict:
     """Test whether `difference` is zero within a margin.  The explanation omits the numbers compared.
 
     If the margin is as large as the printed `size`, even a gain of zero would count as equal to the printed one, so
-    the verdict can only be `not reproduced` or `undecidable`.  With `may_be_exact`, identical replicates are a number
-    without error, such as bytes of memory; otherwise their spread is unknown.  `spread_at` gives the spread at another
-    margin, if it depends on the margin.
+    the verdict can only be `not reproduced` or `undecidable`; `as_large` is the reason that it gives.  With
+    `may_be_exact`, identical replicates are a number without error, such as bytes of memory; otherwise their spread is
+    unknown.  `spread_at` gives the spread at another margin, if it depends on the margin.
     """
     inner_level, outer_level = level(looks, n, rules.alpha_within), level(looks, n, rules.alpha_outside / 2)
     side = 1.0 if difference > 0 else -1.0
@@ -254,7 +257,7 @@ def judge_equivalence(
         if nearest(by, spread.n, outer_level) > by:
             return Status.NOT_REPRODUCED, "wholly outside"
         if is_inside and by >= size:
-            return Status.UNDECIDABLE, AS_LARGE
+            return Status.UNDECIDABLE, as_large
         if is_inside and not n_diverged:
             return Status.REPRODUCED, "within"
         if is_inside:
@@ -262,7 +265,7 @@ def judge_equivalence(
         if decides(float(NEVER), looks[max(looks)], by):
             return Status.INCONCLUSIVE, ""
         if by >= size:
-            return Status.UNDECIDABLE, AS_LARGE
+            return Status.UNDECIDABLE, as_large
         return Status.UNDECIDABLE, "the paper's own error is so large that no number of our replicates would decide"
 
     def beyond(reach: Callable[..., Numbers], replicates: float, alpha: float, by: float) -> float:

@@ -32,11 +32,6 @@ class Status(StrEnum):
     OTHER_HARDWARE = "not tested (hardware)"
     NOT_TESTED = "not tested"
 
-    @property
-    def is_counted(self) -> bool:
-        """True if a paper's badge counts it, because something could be decided."""
-        return self not in (Status.SHOWN, Status.AS_PRINTED, Status.DEVIATES)
-
 
 class DuplicateObservation(ValueError):
     """A replicate occurs twice in a sample, but a verdict needs one result for each."""

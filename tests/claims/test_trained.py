@@ -291,7 +291,7 @@ def test_figure_is_shown_once_it_has_results() -> None:
     (nothing,) = judge(figure)
     (shown,) = judge(figure, entered=trials(results("ninformer-mnist", MNIST)))
     assert (nothing.verdict.status, shown.verdict.status) == (Status.NOT_TESTED, Status.SHOWN)
-    assert not shown.is_decidable and not shown.verdict.status.is_counted
+    assert not shown.is_decidable
     assert "5 results of ninformer-mnist; accuracy: ninformer 0.9861 (n = 5)" in shown.verdict.explanation
     both = [*results("ninformer-mnist", MNIST), *results("ninformer-cifar10", MNIST)]
     (of_two,) = judge(figure, entered=trials(both))
