@@ -43,7 +43,7 @@ from stages.results.comparison import t_interval
 from stages.results.estimates import cut_of_all, cut_of_each
 from stages.run import RunSpec
 from stages.runs.evidence import EvidenceLine, ResultLine, read_lines, write_lines
-from stages.verdicts import ARM_METRICS, min_over_epochs, window_error
+from stages.verdicts import min_over_epochs, window_error
 from stages.verdicts.intervals import wilson
 from tests.claims.lines import claims, copy_project, params, publish, results
 from tests.service.results_factory import add_results, make_root
@@ -476,10 +476,6 @@ def test_csv_has_both_errors_the_epoch_and_the_reason(session: Session) -> None:
         "0.0022",
     )
     assert float(gain["gain.ours.low"]) < float(gain["gain.ours.value"]) < float(gain["gain.ours.high"])
-
-
-def test_arm_level_metrics_are_those_of_the_verdicts() -> None:
-    assert tuple(info.name for info in METRICS.values() if info.of_arm) == ARM_METRICS
 
 
 def test_verdict_and_comparison_have_the_same_number(session: Session) -> None:
