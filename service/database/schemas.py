@@ -31,6 +31,7 @@ class Out(BaseModel):
             fields = {
                 name: get_args(hint) if get_origin(hint) is Annotated else (hint, None) for name, hint in hints.items()
             }
+        assert fields.keys() >= {*without}, f"{of.__name__} lacks one of {', '.join(without)}"
         own = cls.__annotations__
         order, at = [name for name in fields if name not in without], -1
         for name in own:

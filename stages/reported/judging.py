@@ -549,15 +549,7 @@ def _find_other_reading(
 
 def _reported(claim: str, printed: float | None, ours: float | None, verdict: Verdict, rules: Rules) -> ReportedVerdict:
     verdict = explain_anytime(verdict, "replicates") if rules.is_anytime else verdict
-    size = verdict.size and _explain_unequal(verdict.size)
-    verdict = dataclasses.replace(_explain_unequal(verdict), size=size)
     return ReportedVerdict(claim=claim, printed=printed, ours=ours, verdict=verdict)
-
-
-def _explain_unequal(verdict: Verdict) -> Verdict:
-    """Say why runs are left out: no analysis is planned, but the judges compare equally many of both models."""
-    waiting, unequal = "more wait for the next planned analysis", "more of the model with more runs aren't used"
-    return dataclasses.replace(verdict, explanation=verdict.explanation.replace(waiting, unequal))
 
 
 def _items(name: str, given: object) -> list[Any]:

@@ -381,7 +381,7 @@ def judge_noise(window: float, k: int, sample: Sample, *, rules: Rules, planned:
         p_value=float(scipy.stats.studentized_range.sf(window / s, k, df)) if s else None,
     )
     compared = f"Printed is a range of {window:.4g} of {k} numbers; the usual range of {k} seeds (n = {n}, s = {s:.2g})"
-    verdict = explain(verdict, compared, sample)
+    verdict = explain(verdict, compared, sample, looks=looks)
     if status is Status.UNRESOLVED:
         return verdict
     warning = " If the noise isn't normal, such a verdict is wrong in 4 to 8 % of cases, not 2.5 %."

@@ -45,6 +45,7 @@ from stages.verdicts.intervals import (
     predict,
     root,
     say_expected,
+    spend_all,
     variance_of,
     with_interval,
 )
@@ -209,7 +210,7 @@ def judge_value(
     )
     verdict = with_prediction(verdict, mean, claim.value, spread, rules, widening)
     ours = f"Ours {mean:.4g} (n = {used.n}, s = {s2**0.5:.2g}) − {claim.wording} {claim.value:.4g}"
-    return explain(verdict, ours, sample)
+    return explain(verdict, ours, sample, looks=looks)
 
 
 def judge_equivalence(
@@ -312,12 +313,18 @@ def with_prediction(
     return dataclasses.replace(verdict, prediction=prediction, spread=math.sqrt(spread.s2))
 
 
-def explain(verdict: Verdict, compared: str, *samples: Sample) -> Verdict:
-    """Complete the verdict's explanation with what was compared and with notes on the samples."""
-    waiting = max(sample.n for sample in samples) - verdict.n
+def explain(verdict: Verdict, compared: str, *samples: Sample, looks: Looks) -> Verdict:
+    """Complete the verdict's explanation with what was compared and with notes on the samples.
+
+    `looks` are the planned analyses; after the last one, further replicates are never used.
+    """
+    unused = max(sample.n for sample in samples) - verdict.n
     notes = [f"{verdict.n_diverged} diverged"] if verdict.n_diverged else []
-    if waiting > 0:
-        notes.append(f"{waiting} more wait for the next planned analysis")
+    if unused > 0:
+        of_which = " of the model with more runs" if len(samples) > 1 else ""
+        is_last = spend_all(looks) or verdict.n >= max(looks)
+        why = f"{of_which} aren't used" if is_last else " wait for the next planned analysis"
+        notes.append(f"{unused} more{why}")
     environments = frozenset().union(*(sample.among(range(verdict.n)).environments for sample in samples))
     ran = f" They ran in {len(environments)} environments." if len(environments) > 1 else ""
     about = f" Of the replicates, {', '.join(notes)}." if notes else ""
@@ -396,7 +403,7 @@ def judge_side(
         rules=rules,
         looks=looks,
     )
-    verdict = explain(verdict, f"How far {claimed} {bound:g} (mean of n = {used.n} networks)", sample)
+    verdict = explain(verdict, f"How far {claimed} {bound:g} (mean of n = {used.n} networks)", sample, looks=looks)
     return dataclasses.replace(verdict, explanation=verdict.explanation + warn_of_skew(verdict))
 
 

@@ -117,6 +117,7 @@ def test_replicates_beyond_an_analysis_are_only_mentioned() -> None:
     at_five, at_nine = judge(claim, FIVE), judge(claim, [*FIVE, 0.1, 0.9, 0.1, 0.9])
     assert dataclasses.replace(at_nine, explanation="") == dataclasses.replace(at_five, explanation="")
     assert "4 more wait for the next planned analysis" in at_nine.explanation
+    assert "Of the replicates, 4 more aren't used." in judge(claim, [*FIVE, 0.1, 0.9, 0.1, 0.9], planned=5).explanation
 
 
 def test_repeated_or_non_finite_replicate_is_an_error() -> None:

@@ -262,7 +262,7 @@ def generator(
 LEFT_OUT: Mapping[str, Callable] = {
     "expected_replicates": lambda *_: None,
     "with_interval": lambda *_: "",
-    "explain": lambda verdict, *_: verdict,
+    "explain": lambda verdict, *_, **__: verdict,
     "with_assumptions": lambda verdict, *_, **__: verdict,
     "warn_of_skew": lambda *_: "",
     "with_prediction": lambda verdict, *_: verdict,
