@@ -470,7 +470,8 @@ class VerdictRow(Base):
     @property
     def mark(self) -> str:
         """`confirmatory`, `exploratory` or `registration unknown`; empty if no trained model was judged."""
-        return mark_of(self.registration)
+        mark = self.registration["mark"] if self.registration else ""
+        return "registration unknown" if mark == "unknown" else mark
 
     @property
     def word(self) -> Word:
@@ -480,11 +481,6 @@ class VerdictRow(Base):
     def marked_status(self) -> str:
         """Status with its mark, as "supported (exploratory)"."""
         return f"{self.status} ({self.mark})" if self.mark else self.status
-
-
-def mark_of(registration: Mapping[str, Any] | None) -> str:
-    mark = registration["mark"] if registration else ""
-    return "registration unknown" if mark == "unknown" else mark
 
 
 class VerdictRun(Base):
@@ -543,10 +539,7 @@ class VerdictArm(Base):
 
 
 class DeviationRow(Base):
-    """A recorded difference between what a paper says and what we ran.  `id` is `<paper>.<name>`.
-
-    The other columns have the meaning of the fields of `stages.claims.RecordedDeviation`.
-    """
+    """A recorded difference from a paper, as in `stages.claims.RecordedDeviation`; `id` is `<paper>.<name>`."""
 
     __tablename__ = "deviations"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -603,5 +596,4 @@ class Family(Base):
 
     @property
     def ours(self) -> Measured | None:
-        """The gain with its interval."""
         return None if self.gain is None else Measured(value=self.gain, low=self.low, high=self.high, n=None)
