@@ -361,15 +361,7 @@ def next_trainings(options: argparse.Namespace) -> Answer:
     if not options.json:
         for part in _show(document, params):
             Terminal().print(part, soft_wrap=isinstance(part, str))
-    places = {run: number for number, step in enumerate(found.steps) for run in step.items}
-    chosen: dict[str, list[str]] = defaultdict(list)
-    for run in places:
-        chosen[run.experiment].append(run.cell)
-
-    def place(runs: Sequence[PlannedRun], together: int) -> float:
-        return min(places.get(run.name, len(places)) for run in runs)
-
-    _, left = _train(chosen, params, options, os.environ.get("CLAIMCHECK_DEVICE", "auto"), place)
+    _, left = _train(found.chosen, params, options, os.environ.get("CLAIMCHECK_DEVICE", "auto"), found.order)
     document["is_trained"] = is_complete = left == 0
     said = "trained; `make repro` evaluates and judges them" if is_complete else "some of it was not trained; see above"
     return Answer(document=document, shown=[said], code=0 if is_complete else 1)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from stages.faults import Mistake
 from stages.run import Replicate, RunSpec, steps_per_epoch, training_counts
-from stages.runs.store import Specs, Store, begun_stacks
+from stages.runs.store import STATE, Specs, Store, begun_stacks, stack_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,12 @@ class Group:
     def stacked(self) -> int:
         """Number of runs that share a step."""
         return len(self.specs) if self.is_stack else 1
+
+    @property
+    def states(self) -> list[str]:
+        """Names in the scratch of the states from which its trainings resume."""
+        stack = [stack_id(self.specs)] if self.is_stack else []
+        return [f"{work}/{STATE}" for work in (*self.run_keys, *stack)]
 
     def is_published(self, store: Store) -> bool:
         return all(store.has(run_key) for run_key in self.run_keys)

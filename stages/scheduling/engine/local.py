@@ -20,7 +20,6 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from stages.faults import FAULTS, describe_fault
-from stages.orphans import exit_as_orphan, exit_when_gone
 from stages.runs.store import Store, home
 from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
 from stages.scheduling.engine.leases import (
@@ -269,6 +268,8 @@ def _slot_process(
     ended: MutableSequence[int],
     is_alone: bool,
 ) -> None:
+    from stages.orphans import exit_as_orphan, exit_when_gone  # needs psutil, which one slot doesn't
+
     exit_when_gone([parent])
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
