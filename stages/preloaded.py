@@ -1,8 +1,9 @@
 """Forks stages from one process that has loaded torch, other libraries and our code, so that a repro loads them once.
 
-`claimcheck repro` starts this file.  On each connection it takes one call (`ask`): a line of JSON, sent with the
-child's standard input, output and error.  It answers with two lines, the child's pid and its exit code.  If the caller
-closes the connection earlier, the child is killed.  One thread (a fork lacks the others), and only on Linux.
+`claimcheck repro` starts this file; so do tests, which name no verb and so load none of our code.  On each connection,
+it takes one call (`ask`): a line of JSON, sent with the child's standard input, output and error.  It answers with two
+lines, the child's pid and its exit code.  If the caller closes the connection earlier, the child is killed.  One thread
+(a fork lacks the others), and only on Linux.
 
 Our code is that of the working directory when the repro began.  `stages.params.stage_inputs` notices later edits.
 """
@@ -64,13 +65,16 @@ def ask(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     files: Sequence[int] = (0, 1, 2),
+    cwd: str | None = None,
 ) -> socket.socket:
     """Send a call and return its connection; `files` become the child's input, output and error.
+
+    `cwd` is the process's folder (default: this process's), which the child keeps.
 
     Raises:
         OSError: no process listens there.
     """
-    call = {"module": module, "arguments": list(arguments), "cwd": os.getcwd(), "environment": dict(environment)}
+    call = {"module": module, "arguments": list(arguments), "cwd": cwd or os.getcwd(), "environment": dict(environment)}
     content = json.dumps(call).encode() + b"\n"
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -83,8 +87,8 @@ def ask(
     return server
 
 
-def serve(address: str) -> None:
-    """Load the libraries, then take calls at `address` until standard input ends and every child has ended.
+def serve(address: str, verbs: Sequence[str]) -> None:
+    """Load the libraries and the code of these verbs, then take calls until standard input and every child have ended.
 
     Calls wait while the libraries load, because loading them again would take longer.
     """
@@ -98,7 +102,7 @@ def serve(address: str) -> None:
     for library in LIBRARIES:
         with suppress(ImportError):  # a stage that needs it reports that
             importlib.import_module(library)
-    _load_code()
+    _load_code(verbs)
     if threading.active_count() > 1:
         os.unlink(address)
         return  # a fork would copy locks that another thread holds; threads of OpenBLAS and jemalloc end before a fork
@@ -123,16 +127,16 @@ def serve(address: str) -> None:
                     _look_after(child, caller, selector, children)
 
 
-def _load_code() -> None:
+def _load_code(verbs: Sequence[str]) -> None:
     """Import our code and compute its digests, because each stage would take half a second for both."""
     sys.path.insert(0, os.getcwd())
     with suppress(Exception):  # a stage whose code or parameters are at fault reports that
-        for verb in VERBS:
+        for verb in verbs:
             importlib.import_module(f"stages.{verb}")
-        if VERBS:
+        if verbs:
             importlib.import_module("stages.worker")
             importlib.import_module("stages.params.stage_inputs").digest_all_code()
-    for verb in VERBS:
+    for verb in verbs:
         sys.modules.pop(f"stages.{verb}", None)  # each runs as `__main__`
 
 
@@ -217,4 +221,4 @@ def _run(
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], sys.argv[2:])

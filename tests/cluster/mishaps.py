@@ -1,12 +1,10 @@
 """A random fault during `claimcheck run`, and what must hold after the command has ended."""
 
 import random
-import re
 import signal
 import subprocess
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -45,16 +43,13 @@ AT_THE_START = 0.25
 
 @dataclass
 class Mishap:
-    """The fault of a seed and its consequences: lost attempts by reason, and restarts of the command."""
+    """The fault of a seed."""
 
     seed: int
     project: Path
     nodes: Nodes
     server: ObjectServer
     store: Store = field(init=False)
-    lost: Counter[str] = field(default_factory=Counter)
-    again: int = 0
-    is_struck: bool = False
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -67,10 +62,6 @@ class Mishap:
             self.environment = {}
             self.store = RunStore(self.project / "data" / "store")
 
-    @property
-    def store_kind(self) -> str:
-        return "a folder" if isinstance(self.store, RunStore) else "objects"
-
     def suffer(self) -> None:
         """Start the command, apply the fault, and restart until everything is trained."""
         process = self._start()
@@ -79,12 +70,12 @@ class Mishap:
         else:
             wait_for(lambda: process.poll() is not None or any(self._works()))
             self._sleep(process, self.random.uniform(0.0, 1.0))
-        self.is_struck = self._strike(process)
+        is_struck, again = self._strike(process), 0
         while process.wait(timeout=300):
-            assert self.is_struck and self.what in MAY_END_THE_COMMAND, self.output()
+            assert is_struck and self.what in MAY_END_THE_COMMAND, self.output()
             assert process.returncode in (-signal.SIGKILL, 1), self.output()
-            self.again += 1
-            assert self.again < 4, self.output()
+            again += 1
+            assert again < 4, self.output()
             process = self._start()
         assert "Traceback" not in self.output(), self.output()
 
@@ -176,7 +167,6 @@ class Mishap:
             assert last.end == "published", self.output()
             for one in before:
                 assert one.end == "lost" and one.reason.startswith(KINDS[self.engine, self.what]), (one, self.output())
-                self.lost[re.sub(r"[,:].*| \(.*", "", one.reason)] += 1
         wait_for(lambda: not self.left_running(), 30)
         assert not self._works()
 
