@@ -180,16 +180,6 @@ def test_run_list_has_a_digest_of_each_outcomes_files(finished: Path) -> None:
     assert path.read_bytes() != before
 
 
-def test_run_list_without_digests_is_read_and_completed(finished: Path) -> None:
-    path = Path("data/runs") / EXPERIMENT / "runs.json"
-    content = json.loads(path.read_text())
-    for row in content["runs"]:
-        del row["digest"]
-    path.write_text(json.dumps(content))
-    assert run()
-    assert all("digest" in row for row in json.loads(path.read_text())["runs"])
-
-
 def test_files_are_copied_if_hard_links_fail(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hard links fail if CLAIMCHECK_HOME is on another file system."""
 

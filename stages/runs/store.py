@@ -294,15 +294,14 @@ class DamagedRunList(ValueError):
 class ListedRun:
     """One row of `runs.json`: a run with its arm and replicate.
 
-    `digest` covers the outcome's files, so that a stage that depends on the list depends on all of them; it is "" in
-    lists of older versions.
+    `digest` covers the outcome's files, so that a stage that depends on the list depends on all of them.
     """
 
     arm: str
     role: str
     replicate: int
     run_key: str
-    digest: str = ""
+    digest: str
 
 
 @dataclass(frozen=True, kw_only=True)

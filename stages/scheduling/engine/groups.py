@@ -12,8 +12,9 @@ import importlib.util
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,6 +73,19 @@ class Event:
 
 
 Report = Callable[[Event], None]
+_WORKER = "stages.worker"
+
+
+def trainings_of(group: Group, published: Collection[str], device: str) -> list[tuple[Specs, Callable[..., Any]]]:
+    """Return the runs and the function of each training that a group needs, and load torch.
+
+    It is one of the whole stack or, if a stack isn't faster on the device, one for each run that isn't `published`.
+    """
+    worker = importlib.import_module(_WORKER)  # a parent with nothing to train never needs it
+    jobs = [worker.Job(spec=spec, data=group.data, device=device) for spec in group.specs]
+    if group.is_stack and worker.can_stack(device):
+        return [(group.specs, partial(worker.train_stack, jobs, published=published))]
+    return [((job.spec,), partial(worker.train_run, job)) for job in jobs if job.spec.run_key not in published]
 
 
 class TrainingsKilled(Mistake, RuntimeError):
