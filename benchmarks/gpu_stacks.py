@@ -20,7 +20,7 @@ from stages.training.stacked import fit_stack
 from stages.training.tables import Regression, TableRows
 
 
-def trained_stacks(device: torch.device, *, count: int = 5, rows: int = 50_000) -> Lines:
+def trained_stacks(device: torch.device, *, rows: int, count: int = 5) -> Lines:
     """Compare `fit_stack` with the CPU's losses, which it must follow, and with `fit` on the GPU."""
     protocol = Protocol(
         optimizer=OptimizerSpec(name="adam", lr=0.001, weight_decay=0.00002, decay="kernels"),

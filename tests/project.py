@@ -18,6 +18,8 @@ from stages.papers.finding import Finding
 from stages.params.experiment import load_params, merge, read_files
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.equivalence import Compared, EquivalenceLine, Proof, path_of
+from stages.runs.store import RunStore
+from stages.scheduling.engine.leases import Attempt, Leases
 from tests.packed_table import pack_images
 from tests.preloaded import python
 
@@ -143,6 +145,22 @@ def outcomes(project: Path) -> dict[str, tuple[bytes, bytes]]:
         folder.name: ((folder / "history.jsonl").read_bytes(), (folder / "weights.safetensors").read_bytes())
         for folder in sorted((project / "data" / "store" / "runs").iterdir())
     }
+
+
+def saved_states(project: Path) -> list[Path]:
+    """List the states of unfinished trainings."""
+    return list((project / "data" / "store" / "work").glob("*/resume.pt"))
+
+
+def attempts(project: Path) -> dict[str, list[Attempt]]:
+    """Return the attempts to train each run that was ever claimed, by key."""
+    store = RunStore(project / "data" / "store")
+    return {path.stem: Leases(store).attempts(path.stem) for path in store.root.glob("leases/*.json")}
+
+
+def ends(project: Path) -> list[list[tuple[str | None, str]]]:
+    """Return how and why the attempts of each run ended."""
+    return sorted([(one.end, one.reason) for one in of_run] for of_run in attempts(project).values())
 
 
 @cache

@@ -20,7 +20,6 @@ IMAGES = "train-images-idx3-ubyte.gz"
 @pytest.fixture(autouse=True)
 def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     monkeypatch.delenv("CLAIMCHECK_MIRROR", raising=False)
 
 

@@ -18,7 +18,6 @@ OUTCOME = {"result.json": b"{}", "weights.safetensors": b"w" * 1000}
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with a published run that an experiment links to, and an unfinished training."""
-    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     store = RunStore(tmp_path / "data" / "store")
     published = store.publish("done", OUTCOME)
     linked = tmp_path / "data" / "runs" / "e" / "done"

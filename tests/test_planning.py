@@ -263,7 +263,6 @@ def test_measured_plan_times_real_steps_once_per_machine(
 
     project = make_project(tmp_path / "project", epochs=1)
     monkeypatch.chdir(project)
-    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     one, said = measured(1)
     assert "measuring 2 networks, 1 at a time" in said
     twenty, again = measured(20)

@@ -20,7 +20,7 @@ from stages.scheduling.engine.leases import Leases, process_identity
 from tests.preloaded import python
 from tests.project import environment
 from tests.resource_limits import drop_root_privileges, limit_file_size
-from tests.scheduling.racer import keys_of, outcome
+from tests.scheduling.racer import contents, keys_of, outcome
 
 KEY, SPEC = next(iter(keys_of(1).items()))
 FILES = outcome(KEY, SPEC, 1)
@@ -96,11 +96,6 @@ def test_failed_write_never_publishes_half_an_outcome(
             publish(other)
         assert contents(other.whole(KEY)) == FILES and list(other.run_keys()) == [KEY]
     assert len(FILES) < at == asked.calls + 1, "every write has failed once"
-
-
-def contents(folder: Path | None) -> dict[str, bytes]:
-    assert folder is not None
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize(

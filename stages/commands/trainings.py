@@ -322,7 +322,6 @@ def _train(
         return train_together(
             chosen,
             params,
-            data=Path("data"),
             devices=slot_devices(device, params, options.engine),
             report=report,
             stop=stop,

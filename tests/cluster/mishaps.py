@@ -15,9 +15,10 @@ import psutil
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import STATE, RunStore, Store
 from stages.scheduling.engine.leases import Leases
-from tests.cluster.nodes import Nodes, kill_session, name_of, wait_for
+from tests.cluster.nodes import Nodes, kill_session, name_of
 from tests.cluster.runs import outcomes_in, start_command
 from tests.object_server import BUCKET, ObjectServer
+from tests.polling import wait_until
 from tests.project import EXPERIMENT
 
 GONE = "its process is gone"
@@ -68,7 +69,7 @@ class Mishap:
         if self.random.random() < AT_THE_START:
             self._sleep(process, self.random.uniform(0.0, 6.0))
         else:
-            wait_for(lambda: process.poll() is not None or any(self._works()))
+            wait_until(lambda: process.poll() is not None or any(self._works()))
             self._sleep(process, self.random.uniform(0.0, 1.0))
         is_struck, again = self._strike(process), 0
         while process.wait(timeout=300):
@@ -122,7 +123,7 @@ class Mishap:
 
     def _see_all_ended(self, process: subprocess.Popen[bytes]) -> None:
         process.wait()
-        wait_for(lambda: not self.left_running(), 60)
+        wait_until(lambda: not self.left_running(), 60)
 
     def _node(self, process: subprocess.Popen[bytes]) -> bool:
         self.nodes.kill(self.random.choice(self.nodes.workers))
@@ -140,7 +141,7 @@ class Mishap:
         return True
 
     def _kill_one(self, find: Callable[[], list[psutil.Process]], process: subprocess.Popen[bytes]) -> bool:
-        wait_for(lambda: process.poll() is not None or find())
+        wait_until(lambda: process.poll() is not None or find())
         found = find()
         if not found:
             return False
@@ -167,7 +168,7 @@ class Mishap:
             assert last.end == "published", self.output()
             for one in before:
                 assert one.end == "lost" and one.reason.startswith(KINDS[self.engine, self.what]), (one, self.output())
-        wait_for(lambda: not self.left_running(), 30)
+        wait_until(lambda: not self.left_running(), 30)
         assert not self._works()
 
 

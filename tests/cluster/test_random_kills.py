@@ -6,7 +6,6 @@ Each seed selects a fault (`tests.cluster.mishaps`).  For the soak, `CLAIMCHECK_
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,42 +23,26 @@ pytestmark = [
 
 KILLS = int(os.environ.get("CLAIMCHECK_SOAK_KILLS", "100"))
 SEED = int(os.environ.get("CLAIMCHECK_SOAK_SEED", "0"))
+SOAK = [pytest.param(seed, marks=pytest.mark.slow(hours=True)) for seed in range(SEED, SEED + KILLS)]
 
-Try = Callable[[int], Mishap]
 
-
-@pytest.fixture
-def try_seed(
+@pytest.mark.parametrize("seed", [1, *SOAK])
+def test_every_result_exists_once_after_a_fault(
+    seed: int,
     two_nodes: Nodes,
     object_server: ObjectServer,
     small: Path,
     small_undisturbed: dict[str, tuple[bytes, bytes]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Try]:
-    """Apply the fault of a seed and check the outcome."""
+) -> None:
+    """Seed 1 kills a task; `test_faults.py` kills nodes, `tests/scheduling/test_kill.py` slots and parents."""
     for name, value in object_server.environment.items():
         monkeypatch.setenv(name, value)
-
-    def suffer(seed: int) -> Mishap:
-        project = Path(shutil.copytree(small, tmp_path / str(seed)))
-        mishap = Mishap(seed, project, two_nodes, object_server)
+    project = Path(shutil.copytree(small, tmp_path / str(seed)))
+    mishap = Mishap(seed, project, two_nodes, object_server)
+    try:
         mishap.suffer()
         mishap.check(small_undisturbed)
-        two_nodes.end_commands()
-        return mishap
-
-    yield suffer
-    object_server.up()
-
-
-def test_every_result_exists_once_after_a_killed_task(try_seed: Try) -> None:
-    """`test_faults.py` kills nodes, `tests/scheduling/test_kill.py` slots and parents."""
-    try_seed(1)
-
-
-@pytest.mark.slow(hours=True)
-def test_every_result_exists_once_after_a_hundred_faults(try_seed: Try) -> None:
-    for seed in range(SEED, SEED + KILLS):
-        mishap = try_seed(seed)
-        print(f"seed {seed}: {mishap.engine}, {mishap.what}, {mishap.store.address}")
+    finally:
+        object_server.up()

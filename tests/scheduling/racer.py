@@ -32,8 +32,13 @@ def keys_of(runs: int) -> dict[str, bytes]:
 def outcome(run_key: str, spec: bytes, token: int) -> dict[str, bytes]:
     """An outcome that contains the token under which it was trained."""
     result = {"run_key": run_key, "token": token, "weights_sha256": hashlib.sha256(spec * 100).hexdigest()}
-    files = {"spec.json": spec, "history.jsonl": b"", "weights.safetensors": spec * 100}
+    files = {"spec.json": spec, "history.jsonl": b"{}\n", "weights.safetensors": spec * 100}
     return seal({**files, "result.json": json.dumps(result).encode()})
+
+
+def contents(folder: Path | None) -> dict[str, bytes]:
+    assert folder is not None
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def open_store(address: str, cache: Path) -> Store:

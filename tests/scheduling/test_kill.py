@@ -15,14 +15,10 @@ from stages.runs.store import RunStore
 from stages.scheduling.journal import PREFIX
 from stages.train import KILLED
 from tests.polling import wait_until
-from tests.project import EXPERIMENT, environment, make_project, outcomes, start_training, train
+from tests.project import EXPERIMENT, environment, make_project, outcomes, saved_states, start_training, train
 
 # Real processes are killed and awaited, which takes minutes on a busy machine.
 pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(600)]
-
-
-def saved_states(project: Path) -> list[Path]:
-    return list((project / "data" / "store" / "work").glob("*/resume.pt"))
 
 
 def running(pid: int) -> bool:
