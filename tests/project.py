@@ -18,8 +18,8 @@ from stages.papers.finding import Finding
 from stages.params.experiment import load_params, merge, read_files
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.equivalence import Compared, EquivalenceLine, Proof, path_of
-from stages.runs.store import RunStore
-from stages.scheduling.engine.leases import Attempt, Leases
+from stages.runs.store import Attempt, RunStore
+from stages.scheduling.engine.leases import Leases
 from tests.packed_table import pack_images
 from tests.preloaded import python
 

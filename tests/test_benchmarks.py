@@ -38,15 +38,9 @@ def test_row_shows_goal_peer_and_verdict() -> None:
     assert rows[0] == f"| {' | '.join(HEADINGS)} |"
     assert rows[2] == "| a step | plain: 9 ms | 3 ms | 3× | ≥2 |"
     assert rows[3] == "| a step | plain: 9 ms | 3 ms | 3× | ≤2, missed |"
+    assert dataclasses.replace(line(1.1), most=1.157).cells()[3] == "1.1× (limit 1.16)"
+    assert dataclasses.replace(line(2.1), most=3).cells()[3] == "2.1×", "a goal that is met needs no limit"
     assert dataclasses.replace(line(3.0), setting="bfloat16, 1 thread").cells()[0] == "a step, bfloat16"
-
-
-def test_processor_time_excludes_waiting() -> None:
-    def spin_and_wait() -> None:
-        spin(10)()
-        time.sleep(0.05)
-
-    assert race({"": spin(10)}, {"": spin_and_wait}, rounds=3).ratio < 2
 
 
 @pytest.mark.skipif(cpp.load_library(attention.SOURCE) is None, reason="no C++ compiler here")
@@ -90,11 +84,6 @@ def test_goal_is_a_minimum_or_a_maximum_and_a_peer_faster_in_some_rounds_is_even
     for span, verdict in (((0.96, 1.01), "even"), ((0.96, 0.99), "slower")):
         assert dataclasses.replace(line(0.98), span=span).verdict == verdict
     assert dataclasses.replace(line(1.5), span=(0.9, 1.6)).verdict == "missed"
-
-
-def test_missed_goal_shows_its_limit() -> None:
-    assert dataclasses.replace(line(1.1), most=1.157).cells()[3] == "1.1× (limit 1.16)"
-    assert [dataclasses.replace(line(2.1), most=3).cells()[3], line(1.1).cells()[3]] == ["2.1×", "1.1×"]
 
 
 def test_share_of_products_counts_time_in_library_kernels() -> None:

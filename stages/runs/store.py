@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from stages.faults import named
 from stages.run import RunSpec, canonical_json
@@ -73,6 +73,27 @@ def _fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+End = Literal["published", "stopped", "failed", "memory", "lost"]
+"""How an attempt ended: `stopped` on request, `memory` if that ran out, `lost` if its owner died."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One attempt to train a run: its owner, start and end by the owner's clock (seconds since 1970), and how it ended.
+
+    `end` is None while the run trains, or until its owner is found to be gone.  Claiming a run that already has an
+    outcome, which happens in an unfinished group, isn't an attempt.
+    """
+
+    run_key: str
+    token: int
+    owner: str
+    began: float
+    ended: float | None = None
+    end: End | None = None
+    reason: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """The owner of a run, and its attempts and outcome.  `beat` counts renewals, so that no two contents are equal.
@@ -86,7 +107,7 @@ class Record:
     since: float | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     is_published: bool = False
-    attempts: tuple[Mapping[str, Any], ...] = ()
+    attempts: tuple[Attempt, ...] = ()
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True).encode()
@@ -99,7 +120,7 @@ class Record:
             KeyError, TypeError, ValueError: they are damaged.
         """
         fields = json.loads(content)
-        return cls(**fields | {"attempts": tuple(fields["attempts"])})
+        return cls(**fields | {"attempts": tuple(Attempt(**one) for one in fields["attempts"])})
 
 
 class FolderScratch:
@@ -222,7 +243,7 @@ class RunStore:
             print(f"{path} is damaged ({type(error).__name__}); it is now {aside.name}", file=sys.stderr)
         is_published, attempts = self.has(run_key), record.attempts
         if is_published:
-            attempts = tuple({**one, "end": one["end"] or "published"} for one in attempts)
+            attempts = tuple(replace(one, end=one.end or "published") for one in attempts)
         return replace(record, is_published=is_published, attempts=attempts), tag
 
     def write(
