@@ -36,8 +36,9 @@ from stages.run import canonical_json, environment_digest
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.evidence import EvidenceError, pack_correct, seal, unpack_correct
 from stages.upkeep.verifying import verify
-from tests.checkout import DVC, make_checkout, repro, run
-from tests.project import EXPERIMENT, REPOSITORY, environment
+from tests import checkout
+from tests.checkout import DVC, make_checkout, repro
+from tests.project import EXPERIMENT, REPOSITORY, git
 
 pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(6 * 3600)]
 
@@ -60,7 +61,6 @@ PLACES = {
 }
 ASKED = ("code", "params", "graph", "claims")
 """Files in git that people edit on purpose: changes to them are legitimate."""
-AUTHOR = ("-c", "user.name=t", "-c", "user.email=t@example.com")
 PUBLISHED = "data/evidence/ninformer-mnist.jsonl"
 Numbers = dict[str, dict[str, Any]]
 
@@ -79,15 +79,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
             published.append(canonical_json(seal(line)))
     (folder / "data" / "evidence" / f"{EXPERIMENT}.jsonl").write_text("".join(f"{line}\n" for line in published))
     repro(folder)
-    run(folder, "git", "add", "-A")
-    run(folder, "git", *AUTHOR, "commit", "-qm", "finished")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "finished")
     return folder
 
 
 def call(folder: Path, *command: str) -> tuple[int, str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = environment() | {"PATH": path, "PYTHONPATH": str(folder)}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=900)
+    done = checkout.call(folder, *command)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -190,7 +188,7 @@ def try_fault(finished: Path, folder: Path, seed: int, expected: Numbers) -> str
 
 def put_back(folder: Path, expected: Numbers) -> list[str]:
     """Restore the files in git, run repro again, and return any remaining fault."""
-    run(folder, "git", "checkout", "-q", "--", ".")
+    git(folder, "checkout", "-q", "--", ".")
     done, output = call(folder, *DVC, "repro")
     if done:
         return [f"put back, repro still stops: {output[-300:]}"]
@@ -218,8 +216,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if path.name not in (Path(PUBLISHED).name, EQUIVALENCES.name):
             path.unlink()
     retract(root, read_versions(root), date="2026-01-01", why="A small record is faster")
-    run(root, "git", "add", "-A")
-    run(root, "git", *AUTHOR, "commit", "-qm", "A small record")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "A small record")
     record(root, "data/results.db", evidence_only=True)
     return root
 
@@ -352,7 +350,7 @@ def commit(root: Path, published: Path) -> None:
     """Commit everything as a forger would, in a copy of the clone's history."""
     (root / ".git").unlink()
     subprocess.run(["cp", "-al", str(published / ".git"), str(root / ".git")], check=True)
-    run(root, "git", "-c", "core.logAllRefUpdates=false", *AUTHOR, "commit", "-qam", "forged")
+    git(root, "-c", "core.logAllRefUpdates=false", "commit", "-qam", "forged")
 
 
 EDITS = {

@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -146,14 +146,6 @@ class FolderScratch:
         yield from sorted(path.name for path in self.root.glob(f"{prefix}*"))
 
 
-ChangeRecord = Callable[..., Record]
-"""Change a run's record by `edit` as the holder of its lease, return it, and publish `files` with the change.
-
-Raises:
-    LeaseLost: another process has taken over the run.
-"""
-
-
 class RunStore:
     """The store in a folder: `runs/<key>/` is complete and never changes, `work/<key>/` is a training in progress.
 
@@ -265,8 +257,11 @@ class RunStore:
     def mend(self, run_key: str, record: Record) -> None:
         """Do nothing, because the outcome is there before its record says so."""
 
-    def publish_leased(self, run_key: str, files: Mapping[str, bytes], change: ChangeRecord) -> Path:
-        change(lambda mine: replace(mine, is_published=True), files)
+    def upload(self, files: Mapping[str, bytes]) -> None:
+        """Do nothing, because `write` publishes the files."""
+
+    def finish(self, run_key: str, record: Record, files: Mapping[str, bytes]) -> Path:
+        """Return the folder of an outcome whose record is written."""
         return self.root / "runs" / run_key
 
 

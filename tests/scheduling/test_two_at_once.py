@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkout import make_checkout
+from tests.checkout import make_checkout, variables
 from tests.polling import wait_until
-from tests.project import ends, environment, make_project, outcomes, saved_states, start_training, train
+from tests.project import ends, make_project, outcomes, saved_states, start_training, train
 
 pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(600)]
 
@@ -40,7 +40,7 @@ def start_repro(checkout: Path, *command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", *command],
         cwd=checkout,
-        env=environment() | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        env=variables(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
