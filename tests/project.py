@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -112,6 +112,13 @@ def pack_stand_in(folder: Path, dataset: str) -> None:
     source = load_params(REPOSITORY).datasets[dataset]
     train, test = compose_stand_in(dataset, source.shape, source.classes)
     pack_images(folder, dataset, train, test, class_names(source.classes))
+
+
+def captured(
+    command: Sequence[str | Path], cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end with its output, and don't check its exit code."""
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, encoding="utf-8", check=False)
 
 
 def environment() -> dict[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkout import DVC, call, make_checkout, variables
-from tests.project import EXPERIMENT, edit
+from tests.project import EXPERIMENT, captured, edit
 from tests.terminal import on_terminal
 from tests.test_pipeline import trainings_in
 
@@ -78,9 +78,7 @@ def test_repro_works_without_git_and_without_a_user_name(checkout: Path) -> None
     if subprocess.run([*nameless, "true"], capture_output=True, check=False).returncode:
         nameless = []
     env = {name: value for name, value in variables().items() if name not in ("HOME", "USER", "LOGNAME")}
-    done = subprocess.run(
-        [*nameless, *REPRO, EXPERIMENT], cwd=checkout, env=env, capture_output=True, encoding="utf-8", check=False
-    )
+    done = captured([*nameless, *REPRO, EXPERIMENT], cwd=checkout, env=env)
     assert done.returncode == 0, done.stdout
     assert "not a git repository" in done.stderr and "this runs without git" in done.stderr
 

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import struct
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,7 +23,7 @@ from stages.runs.consistency import compare_canaries
 from stages.training import process
 from stages.training.canary import VARIES
 from stages.upkeep.verifying import check_environment
-from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, whole_file
+from tests.project import EXPERIMENT, REPOSITORY, captured, edit, environment, make_project, whole_file
 
 HYPERBF = "tiny-hyperbf"
 HALVED = "import torch.nn.functional as F\nplain = F.gelu\nF.gelu = lambda x, **options: plain(x, **options) / 2\n"
@@ -56,13 +55,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(project: Path, experiment: str, store: Path, **variables: str) -> Trained:
     """Train the experiment's first run in a new process with an empty store."""
     shutil.rmtree(project / "data" / "runs", ignore_errors=True)
-    done = subprocess.run(
+    done = captured(
         [sys.executable, "-m", "stages.train", experiment],
         cwd=project,
         env=environment() | {"CLAIMCHECK_STORE": str(store), "XDG_CACHE_HOME": str(project / "cache")} | variables,
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     (folder,) = (path.parent for path in store.glob("runs/*/result.json"))

@@ -15,7 +15,7 @@ from stages.runs.store import RunStore
 from stages.scheduling.journal import PREFIX
 from stages.train import KILLED
 from tests.polling import wait_until
-from tests.project import EXPERIMENT, environment, make_project, outcomes, saved_states, start_training, train
+from tests.project import EXPERIMENT, captured, environment, make_project, outcomes, saved_states, start_training, train
 
 # Real processes are killed and awaited, which takes minutes on a busy machine.
 pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(600)]
@@ -57,13 +57,10 @@ def start_below(project: Path, program: str) -> tuple[subprocess.Popen[str], int
 
 def test_stage_of_a_dead_dvc_trains_nothing(tmp_path: Path) -> None:
     project = make_project(tmp_path)
-    finished = subprocess.run(
+    finished = captured(
         [sys.executable, "-m", "stages.train", EXPERIMENT],
         cwd=project,
         env=environment() | {"DVC_STAGE": f"train@{EXPERIMENT}"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert finished.returncode == 1
     assert finished.stderr == f"train@{EXPERIMENT}: dvc started this stage and is gone already; nothing was trained\n"
