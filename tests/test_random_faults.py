@@ -172,7 +172,8 @@ def try_fault(finished: Path, folder: Path, seed: int, expected: Numbers) -> str
         wrong.append("a traceback")
     if done:
         is_named = names_a_file(output, files, folder) or (verified and names_a_file(verify_output, files, folder))
-        wrong += [] if is_named else [f"repro stops without naming the file: {output[-300:]}"]
+        if not is_named:
+            wrong.append(f"repro stops without naming the file: {output[-300:]}")
     elif (numbers := numbers_of(folder)) != expected:
         again, _ = call(folder, sys.executable, "-m", "stages.cli", "verify")
         is_another_run = place in ASKED

@@ -44,13 +44,13 @@ def test_piped_output_has_one_line_per_stage_and_the_log_the_rest(
     folder, done = first
     *stages, last = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (0, "")
-    numbers = [re.fullmatch(r"stage (\d+) of (\d+), ([\w@-]+): (.* runs, )?\d+ s", line) for line in stages]
+    numbers = [re.fullmatch(r"stage (\d+) of (\d+), ([\w@-]+): (.* runs, )?\d+ (?:s|min)", line) for line in stages]
     assert [(match[1], match[2]) for match in numbers if match] == [
         (str(number), str(STAGES)) for number in range(1, STAGES + 1)
     ]
     trained = next(line for line in stages if f"train@{EXPERIMENT}" in line)
     assert ": 2 of 2 runs, " in trained
-    log = re.fullmatch(r"10 stages run, in \d+ s; full log: (data/logs/repro-[\d-]+\.log)", last)
+    log = re.fullmatch(r"10 stages run, in \d+ (?:s|min); full log: (data/logs/repro-[\d-]+\.log)", last)
     assert log
     written = (folder / log[1]).read_text()
     assert "git add dvc.lock" in written and "vit.0: trained" in written
