@@ -217,14 +217,12 @@ def _engine(settings: Settings, metrics: Metrics, queues: Mapping[str, Slots]) -
 def _add_middleware(app: FastAPI, parts: AppState) -> None:
     """Add the middleware; the last one added is the outermost."""
     settings = parts.settings
-    keys = KeyFile(settings.keys_file) if settings.keys_file else None
+    keys = KeyFile(settings.root / settings.keys) if settings.keys else None
     app.add_middleware(
         BodyLimit, limit=settings.max_body_bytes, together=settings.max_bodies_bytes, seconds=settings.body_seconds
     )
-    app.add_middleware(
-        KeysAndRates,
-        policy=AccessPolicy(keys, settings.requests_per_minute, counts=RequestCounter(settings.counts_file)),
-    )
+    counts = RequestCounter(settings.counts and settings.root / settings.counts)
+    app.add_middleware(KeysAndRates, policy=AccessPolicy(keys, settings.requests_per_minute, counts=counts))
     app.add_middleware(ProblemDetailsMiddleware)  # inside compression and CORS, which thus apply to errors
     compressed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
     app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=GZIP_LEVEL, exclude_content_types=compressed)

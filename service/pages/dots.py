@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from service.pages.formats import in_terms_of
+from service.pages.formats import in_terms_of, print_value
 from service.pages.legend import COLOURS, word_of
 from service.pages.plots import Axis
-from service.pages.wording import print_ours, print_value, span_of
+from service.pages.wording import print_ours, span_of
 from stages.results import JudgedClaim, Word
 
 WIDTH, MOST = 640.0, 1.5

@@ -6,18 +6,17 @@ from typing import Any
 
 import pytest
 
-from service.pages.formats import by_reading, in_terms_of, span
+from service.pages.formats import by_reading, in_terms_of, print_value, span
 from service.pages.planning import WIDTH, describe_chance_of_truth, plan_in_words, strip_of
 from service.pages.printed import IN_THE_TEXT, Cell, count_errors, group_by_place, lay_out, take_apart
 from service.pages.wording import (
-    _WORDS,
     agreement,
     as_run,
     name_claim,
     name_metric,
     ours_in_words,
     print_ours,
-    print_value,
+    read_terms,
     span_of,
     verdict_in_words,
 )
@@ -51,7 +50,7 @@ def test_every_claim_has_a_title_in_words() -> None:
         metrics = {row["metric"] for row in csv.DictReader(file) if not row["statement"]}
     assert [name for name in map(name_metric, metrics) if not re.fullmatch("[A-Z][A-Za-z0-9, -]+", name)] == []
     alternatives = {metric for group in DEFENSIBLE for metric in group}
-    assert set(_WORDS) <= metrics | alternatives, "no word is unused"
+    assert set(read_terms("metric")) <= metrics | alternatives, "no word is unused"
     claim = Claim(id="x", arm="vit", metric="flops_per_image")
     judged = JudgedClaim(claim=claim, verdict=VerdictRow(), experiments=(), datasets=("mnist",))
     assert name_claim(judged, {"mnist": "MNIST"}, {}) == "vit: FLOPs per image (MNIST)"
