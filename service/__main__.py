@@ -115,7 +115,6 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--new-key", metavar="NAME", help="print an API key and its entry in CLAIMCHECK_KEYS, and end")
     parser.add_argument("--openapi", action="store_true", help="print the OpenAPI document, and end")
-    parser.add_argument("--examples", action="store_true", help="print a new service/examples.json and exit")
     arguments = parser.parse_args()
     if arguments.new_key:
         key, digest = new_key()
@@ -141,14 +140,6 @@ def main() -> None:
         sys.exit(f"service: CLAIMCHECK_COUNTS: {error}")
     if arguments.openapi:
         print(json.dumps(app.openapi(), indent=1, ensure_ascii=False))
-        return
-    if arguments.examples:
-        from fastapi.testclient import TestClient  # needed here alone
-
-        from service.examples import Ask, collect
-
-        with TestClient(app, base_url="http://127.0.0.1") as client:
-            print(json.dumps(collect(Ask(client)), indent=1, ensure_ascii=False))
         return
     serve(app, settings, arguments.host, arguments.port)
 

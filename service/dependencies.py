@@ -108,7 +108,7 @@ async def unless_gone(receive: Receive, work: Awaitable[Done]) -> Done:
 
 async def _session(request: Request) -> AsyncIterator[Session]:
     async with app_state_of(request).reading.session() as session:
-        if await request.is_disconnected():  # while it waited, as everybody in front of others may
+        if await request.is_disconnected():  # while it waited in the queue
             raise ClientGone
         is_known = request.scope["state"].get("is_known")
         if is_known and await is_known():

@@ -7,9 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from jinja2 import Environment, Template
 from markupsafe import Markup, escape
 
 from service.database.curves import name_quantity
@@ -188,26 +186,6 @@ def prose(text: str) -> Markup:
 def is_web_address(text: str | None) -> bool:
     """Return True if the text may become a link; a `javascript:` address would run on a click."""
     return (text or "").startswith(("https://", "http://"))
-
-
-def install(environment: Environment, root_path: str = "") -> None:
-    """Register the functions above as filters, and prefix the service's own links with `root_path`."""
-    own = re.compile(rf'\b(href|src|action|formaction)="(?=/)(?!//|{re.escape(root_path)}["/?#])')
-
-    class RootedTemplate(Template):
-        def render(self, *args: Any, **kwargs: Any) -> str:
-            return own.sub(rf'\1="{root_path}', super().render(*args, **kwargs))
-
-    if root_path:
-        environment.template_class = RootedTemplate
-    for function in (
-        *(percent, as_confidence, points, count, flops, memory, energy, duration),
-        *(ratio, as_cost, plain, prose, lower_first, upper_first, is_web_address),
-    ):
-        environment.filters[function.__name__] = function
-    environment.filters |= {"zip": zip, "in_unit": lambda number, unit: value_in(unit or "")(number)}
-    environment.globals |= {"span": span, "value_with": value_with}
-    environment.trim_blocks = environment.lstrip_blocks = True
 
 
 RELATIVE = ("relative gain", "relative reduction")

@@ -36,18 +36,11 @@ ACCURACIES = ("accuracy", "best_epoch_accuracy")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    arm: ArmComparison
-    ink: Ink
-    mark: Mark | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Panel:
     """One experiment: its models by our rank, then those without a number of ours in the paper's order."""
 
     comparison: ExperimentComparison
-    rows: tuple[Row, ...]
+    rows: list[tuple[ArmComparison, Ink, Mark | None]]
     axis: Axis | None
     choices: Mapping[str, str]
 
@@ -61,9 +54,7 @@ def lay_panels(
     for item in comparisons:
         axis = axis_of(shared or item.arms, item.metric)
         ranked = sorted(item.arms, key=lambda arm: (arm.rank_ours is None, arm.rank_ours or 0))
-        rows = tuple(
-            Row(arm=arm, ink=inks[arm.title], mark=mark_of(arm, item.metric, axis) if axis else None) for arm in ranked
-        )
+        rows = [(arm, inks[arm.title], mark_of(arm, item.metric, axis) if axis else None) for arm in ranked]
         panels.append(Panel(comparison=item, rows=rows, axis=axis, choices=metrics_of(item, kind)))
     return panels
 

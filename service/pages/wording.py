@@ -9,7 +9,7 @@ from functools import cache
 from math import isclose
 from typing import Any, NamedTuple
 
-from jinja2 import Environment
+from jinja2 import Environment, Template
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -49,6 +49,14 @@ class Caption(NamedTuple):
     pattern: re.Pattern[str]
     unit: str
     text: str
+
+
+FORMATS = (
+    *("percent", "as_confidence", "points", "count", "flops", "memory", "energy", "duration", "ratio", "as_cost"),
+    *("plain", "prose", "lower_first", "upper_first", "is_web_address", "print_value", "in_terms_of", "unit_of"),
+    *("format_signed_change", "expected_observation", "by_reading"),
+)
+"""Functions of `formats` that are filters of templates."""
 
 
 def read_terms(*kinds: str) -> dict[str, str]:
@@ -91,28 +99,28 @@ def caption_all(computed: Mapping[str, float], paper: str) -> list[tuple[str, st
     return rows
 
 
-def install(environment: Environment) -> None:
-    """Register functions on a claim or verdict as template filters."""
+def install(environment: Environment, root_path: str = "") -> None:
+    """Register the functions that templates use as filters, and prefix the service's own links with `root_path`."""
+    own = re.compile(rf'\b(href|src|action|formaction)="(?=/)(?!//|{re.escape(root_path)}["/?#])')
+
+    class RootedTemplate(Template):
+        def render(self, *args: Any, **kwargs: Any) -> str:
+            return own.sub(rf'\1="{root_path}', super().render(*args, **kwargs))
+
+    if root_path:
+        environment.template_class = RootedTemplate
     for function in (
-        *(
-            side_of,
-            as_run,
-            formats.print_value,
-            print_ours,
-            print_metric,
-            name_quantity,
-            agreement,
-            size_of,
-            verdict_in_words,
-        ),
-        *(name_reading, ours_is, ours_in_words, name_metric, speaker, threads, caption_all, kind_of_run),
-        *(formats.in_terms_of, formats.unit_of, formats.format_signed_change, formats.expected_observation),
-        *(formats.by_reading, legend.part_of, legend.meaning_of, legend.word_of, legend.key_of, legend.headline_of),
-        *(legend.data_query, legend.address_of, legend.date_of),
+        *(side_of, as_run, print_ours, print_metric, name_quantity, agreement, size_of, verdict_in_words, name_reading),
+        *(ours_is, ours_in_words, name_metric, speaker, threads, caption_all, kind_of_run),
+        *(getattr(formats, name) for name in FORMATS),
+        *(legend.part_of, legend.meaning_of, legend.word_of, legend.key_of, legend.headline_of, legend.data_query),
+        *(legend.address_of, legend.date_of),
     ):
         environment.filters[function.__name__] = function
-    environment.globals |= {"icons": ICONS, "reasons": legend.REASONS}
-    environment.globals |= {"span_of": span_of, "as_precise_as": formats.as_precise_as}
+    environment.filters |= {"zip": zip, "in_unit": lambda number, unit: formats.value_in(unit or "")(number)}
+    environment.globals |= {"icons": ICONS, "reasons": legend.REASONS, "span": formats.span, "span_of": span_of}
+    environment.globals |= {"value_with": formats.value_with, "as_precise_as": formats.as_precise_as}
+    environment.trim_blocks = environment.lstrip_blocks = True
 
 
 def side_of(status: str) -> str:

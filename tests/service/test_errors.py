@@ -14,7 +14,7 @@ from stages.recording.builder import record
 from tests.service.conftest import png, reading, serving
 from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, make_root
 
-STAND_INS = "models of placeholder data answer only to checkpoint="
+PLACEHOLDERS = "models of placeholder data answer only to checkpoint="
 VIT = "/predict?checkpoint=ninformer-cifar100.vit.0"
 
 
@@ -168,10 +168,12 @@ def test_predict_lists_what_it_accepts(client: TestClient) -> None:
 
 def test_placeholder_models_answer_only_by_name(client: TestClient) -> None:
     response = client.post("/predict?dataset=cifar10&arm=vit", files={"file": png()})
-    assert_problem(response, 409, f"no weights of vit trained on real cifar10 data are here; {STAND_INS}")
+    assert_problem(response, 409, f"no weights of vit trained on real cifar10 data are here; {PLACEHOLDERS}")
     response = client.post("/predict?dataset=cifar10", files={"file": png()})
     listed = ", ".join(f"ninformer-cifar10.{arm}.0" for arm in PAPER_ACCURACY["ninformer-cifar10"])
-    assert response.json()["detail"].endswith(f"a model trained on real cifar10 data are here; {STAND_INS}: {listed}")
+    assert response.json()["detail"].endswith(
+        f"a model trained on real cifar10 data are here; {PLACEHOLDERS}: {listed}"
+    )
 
 
 def test_data_set_without_weights_explains_why_nothing_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_profile_without_curves_still_offers_other_profiles(client: TestClient) 
 def test_cost_is_plotted_against_the_compared_metric(client: TestClient) -> None:
     html = client.get("/experiments/ninformer-mnist?cost=latency_seconds_per_sample").text
     (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
-    points = {told.partition(": ")[0]: point for told, point in drawn(html, "cost").points.items()}
+    points = {title.partition(": ")[0]: point for title, point in drawn(html, "cost").points.items()}
     for arm in comparison["arms"]:
         cost, value, interval = points[arm["title"]]
         assert cost == pytest.approx(arm["cost"]["latency_seconds_per_sample"], rel=0.02)
@@ -79,7 +79,7 @@ def test_metric_plotted_against_cost_can_be_chosen(client: TestClient) -> None:
     html = client.get("/experiments/ninformer-mnist?metric=loss&cost=parameters").text
     assert re.findall(r'<option value="(\w+)" selected>Test loss', html) == ["loss"]
     (comparison,) = client.get("/compare?dataset=mnist&metric=loss").json()["comparisons"]
-    values = {told.partition(": ")[0]: point[1] for told, point in drawn(html, "cost").points.items()}
+    values = {title.partition(": ")[0]: point[1] for title, point in drawn(html, "cost").points.items()}
     assert values == {arm["title"]: pytest.approx(arm["ours"]["value"], abs=0.01) for arm in comparison["arms"]}
     unmeasured = client.get("/experiments/ninformer-mnist?metric=mse").text
     assert "No model has both" in unmeasured and '<select name="metric">' in unmeasured

@@ -92,11 +92,11 @@ def test_curves_of_runs_are_percent_only_for_accuracies(run_pages: dict[str, str
             percents = [title for title, value in zip(titles, values, strict=True) if "%" in value]
             assert percents == [title for title in titles if "accuracy" in title], address
             assert "–" not in values, f"{address}: a column without measurements"
-        for title, told in re.findall(
+        for title, label in re.findall(
             r'<figcaption>(.*?)</figcaption><div class="plane" role="img" aria-label="(.*?)">', html
         ):
             kinds.add(title)
-            assert ("%" in told) == (title == "Accuracy") and "epoch" in told, address
+            assert ("%" in label) == (title == "Accuracy") and "epoch" in label, address
     assert kinds == {"Accuracy", "Loss (nats)", "Mean squared error"}
 
 
@@ -269,19 +269,19 @@ def test_every_claim_is_a_complete_review_for_search_engines(claim_pages: dict[s
     kinds = set()
     for address, html in claim_pages.items():
         (written,) = re.findall(r'(?s)<script type="application/ld\+json">(.*?)</script>', html)
-        told = json.loads(written)
-        kinds.add(told["@type"])
-        assert told["@context"] == "https://schema.org" and told["url"].endswith(address), address
-        claim = told["itemReviewed"] if told["@type"] == "ClaimReview" else told
+        review = json.loads(written)
+        kinds.add(review["@type"])
+        assert review["@context"] == "https://schema.org" and review["url"].endswith(address), address
+        claim = review["itemReviewed"] if review["@type"] == "ClaimReview" else review
         assert claim["@type"] == "Claim" and claim["name"], address
         assert claim["appearance"]["@type"] == "ScholarlyArticle" and claim["appearance"]["name"], address
-        if told["@type"] == "Claim":
+        if review["@type"] == "Claim":
             continue
-        rating = told["reviewRating"]
-        assert told["claimReviewed"] and told["author"] == {"@type": "Organization", "name": "Claimcheck"}, address
+        rating = review["reviewRating"]
+        assert review["claimReviewed"] and review["author"] == {"@type": "Organization", "name": "Claimcheck"}, address
         assert rating["@type"] == "Rating" and rating["alternateName"], address
         assert rating["worstRating"] <= rating["ratingValue"] <= rating["bestRating"], address
-        assert re.fullmatch(r"\d{4}-\d\d-\d\d", told["datePublished"]), address
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", review["datePublished"]), address
     assert kinds == {"Claim", "ClaimReview"}
 
 
@@ -314,13 +314,13 @@ def test_page_and_api_agree_on_deciding_margins(claims: list[dict[str, Any]], cl
 
 
 def test_chances_by_an_assumed_spread_are_marked(claims: list[dict[str, Any]], claim_pages: dict[str, str]) -> None:
-    told = set()
+    seen = set()
     for name, power in ((claim["id"], claim["verdict"]["power"]) for claim in claims if claim["verdict"]["power"]):
         section = unescape(claim_pages[f"/claims/{name}"]).partition('id="power-title"')[2].partition("</section>")[0]
         bold = re.findall(r"(?s)<strong>(.*?)</strong>", section)
         if bold and "with a chance of" in bold[0]:
             is_assumed = power["spread_source"] == "assumed"
-            told.add(is_assumed)
+            seen.add(is_assumed)
             assert ("if runs vary as we assume" in bold[0]) == is_assumed, name
             assert not is_assumed or "99 %" not in section.partition("<details>")[0], name
-    assert told == {True, False}
+    assert seen == {True, False}

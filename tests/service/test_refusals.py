@@ -78,8 +78,8 @@ def test_log_lines_for_a_full_pipe_are_dropped_and_counted(client: TestClient, m
         assert 100 <= dropped < 200
         line = f"claimcheck_log_lines_dropped_total {before + dropped:.1f}"
         wait_until(lambda: line in client.get("/metrics").text)  # cached briefly
-        told = [int(json.loads(read.readline())["message"].partition(" ")[0]) for _ in range(200 - dropped)]
-        assert told == sorted(set(told)) and told[:10] == list(range(10))
+        numbers = [int(json.loads(read.readline())["message"].partition(" ")[0]) for _ in range(200 - dropped)]
+        assert numbers == sorted(set(numbers)) and numbers[:10] == list(range(10))
         handler.flush()
 
 
