@@ -52,7 +52,7 @@ class Exports:
         content = await self._asking.ask(queries.content_digest)
         if (found := self._made.get(name)) is not None and found.content == content:
             return found
-        async with self._making.turn():
+        async with self._making.hold():
             if (found := self._made.get(name)) is not None and found.content == content:
                 return found
             made = await self._reading.ask(lambda session: _make(session, write))
@@ -87,5 +87,5 @@ class Download(FileResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._sending.turn():
+        async with self._sending.hold():
             await super().__call__(scope, receive, send)

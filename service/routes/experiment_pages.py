@@ -45,7 +45,7 @@ from service.pages.charts import (
     shade,
 )
 from service.pages.citing import bibtex_table, results_of
-from service.pages.dots import Interval, draw_interval
+from service.pages.dots import Interval
 from service.pages.formats import value_with
 from service.pages.plots import apart, axis_of, inks_of, interval_of, mark_of, printed_of
 from service.pages.versus import hours_in_words
@@ -317,7 +317,8 @@ def _plot(ours: ArmComparison | None, metric: MetricInfo) -> Interval | None:
     low, high, _ = interval
     write = value_with(low, high, metric.unit)
     text = f"{metric.title}: {write(ours.ours.value)}, 95 % interval {write(low)} to {write(high)}"
-    return draw_interval(ours.ours.value, (low, high), write, side="ours", text=text, printed=printed_of(ours, metric))
+    value, printed = ours.ours.value, printed_of(ours, metric)
+    return Interval(ours=value, low=low, high=high, write=write, side="ours", text=text, printed=printed)
 
 
 def _tiles(

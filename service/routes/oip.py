@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 
 from service.database import queries, schemas
-from service.dependencies import ResultsSession, app_state_of, unless_gone
+from service.dependencies import ResultsSession, app_state_of, cancel_on_disconnect
 from service.http.errors import declared
 from service.inference.choices import find_version, find_versions
 from service.inference.tensors import InferRequest, describe_tensors, read_request, write_answer
@@ -153,7 +153,7 @@ async def _infer(request: Request, served_checkpoint: queries.ServedCheckpoint, 
             )
         return asked, await parts.engine.batcher.predict(chosen, asked.images)
 
-    asked, answer = await unless_gone(request.receive, work())
+    asked, answer = await cancel_on_disconnect(request.receive, work())
     head = {
         "model_name": served_checkpoint.model_name,
         "model_version": served_checkpoint.model_version,

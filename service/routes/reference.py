@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
-from service.dependencies import TURN, render_page
+from service.dependencies import DATABASE_SLOT, render_page
 from service.http.errors import root_path
 
 router = APIRouter(include_in_schema=False)
@@ -21,14 +21,14 @@ async def redirect_schema(request: Request) -> RedirectResponse:
     return RedirectResponse(f"{request.scope['root_path']}/api/v1/openapi.json", 308)
 
 
-@router.get("/api/v1/openapi.json", dependencies=[TURN])
+@router.get("/api/v1/openapi.json", dependencies=[DATABASE_SLOT])
 def read_schema(request: Request) -> Response:
     """Return the OpenAPI document, with the path prefix of the proxy."""
     document, root = request.app.openapi(), root_path(request.scope)
     return JSONResponse(document | {"servers": [{"url": root}]} if root else document)
 
 
-@router.get("/docs", dependencies=[TURN])
+@router.get("/docs", dependencies=[DATABASE_SLOT])
 def show_reference(request: Request) -> Response:
     """Show every operation with its parameters, an example answer and its errors."""
     document = request.app.openapi()

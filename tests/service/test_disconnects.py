@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from service.dependencies import LOOK_SECONDS, unless_gone
+from service.dependencies import WATCH_AFTER_SECONDS, cancel_on_disconnect
 from service.http.errors import Problem
 from service.http.middleware import BodyLimit
 from service.slots import current_client
@@ -34,7 +34,7 @@ async def test_work_is_cancelled_if_its_client_disconnects() -> None:
             raise
 
     with pytest.raises(Problem, match="the client went away") as raised:
-        await unless_gone(Client(0.01).receive, work())
+        await cancel_on_disconnect(Client(0.01).receive, work())
     assert raised.value.status_code == 503
     task = asyncio.current_task()
     assert task is not None and not task.cancelling(), "the task itself continues"
@@ -44,21 +44,21 @@ async def test_work_is_cancelled_if_its_client_disconnects() -> None:
 
 async def test_fast_answer_is_not_watched_for_a_disconnect() -> None:
     client = Client(60)
-    assert await unless_gone(client.receive, asyncio.sleep(0, "answer")) == "answer"
-    await asyncio.sleep(2 * LOOK_SECONDS)
+    assert await cancel_on_disconnect(client.receive, asyncio.sleep(0, "answer")) == "answer"
+    await asyncio.sleep(2 * WATCH_AFTER_SECONDS)
     assert not client.was_watched
 
 
 async def test_connected_client_gets_its_answer_and_watching_ends() -> None:
     before = asyncio.all_tasks()
-    assert await unless_gone(Client(60).receive, asyncio.sleep(3 * LOOK_SECONDS, "answer")) == "answer"
+    assert await cancel_on_disconnect(Client(60).receive, asyncio.sleep(3 * WATCH_AFTER_SECONDS, "answer")) == "answer"
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
 
 
 async def test_cancelling_the_request_cancels_its_work() -> None:
-    task = asyncio.create_task(unless_gone(Client(60).receive, asyncio.sleep(60)))
-    await asyncio.sleep(2 * LOOK_SECONDS)
+    task = asyncio.create_task(cancel_on_disconnect(Client(60).receive, asyncio.sleep(60)))
+    await asyncio.sleep(2 * WATCH_AFTER_SECONDS)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

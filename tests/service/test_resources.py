@@ -26,9 +26,8 @@ from stages.recording.builder import record
 from stages.run import canonical_json
 from tests.service.conftest import keys_file, png, reading, serving
 from tests.service.results_factory import REPOSITORY
-from tests.service.running import Running
+from tests.service.running import Running, request
 from tests.service.test_errors import assert_problem
-from tests.service.test_server import request
 
 
 def test_lists_keep_the_order_of_params_and_items_equal_list_entries(client: TestClient) -> None:

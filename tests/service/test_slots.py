@@ -19,7 +19,7 @@ class SingleSlot:
     async def ask(self, client: str) -> str:
         current_client.set(client)
         try:
-            async with self.slots.turn():
+            async with self.slots.hold():
                 self.served.append(client)
                 await self.go.wait()
         except Busy as error:
@@ -93,13 +93,13 @@ async def test_timed_out_request_is_busy_and_leaves_queue() -> None:
 async def test_client_at_its_slot_limit_is_busy() -> None:
     slots = Slots("sending", 4, max_waiting=0, seconds=1, most_each=2)
     current_client.set("ann")
-    async with slots.turn(), slots.turn():
+    async with slots.hold(), slots.hold():
         with pytest.raises(Busy, match="2 of one client at once are the most"):
-            async with slots.turn():
+            async with slots.hold():
                 pass
         current_client.set("ben")
-        async with slots.turn():
+        async with slots.hold():
             pass
         current_client.set("ann")
-    async with slots.turn():
+    async with slots.hold():
         pass
