@@ -20,6 +20,7 @@ NARROW = 14.0  # pixels; the dot hides a shorter interval
 LANE, DOT, MOST_LANES = 7.0, 5.0, 6
 MOST_TICKS = 6
 STACK = 17.0  # pixels between groups of different colours at one place
+PLACE, LETTER = 14.0, 6.2  # pixels of a place, in which dots are one group, and of a label's letter
 ROW = 22.0  # height in pixels of a claim with its own line
 
 
@@ -109,7 +110,7 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> ClaimSt
         if low is not None and high is not None and _place(high) - _place(low) > NARROW:
             alone.append((row, share, low, high))
         else:
-            place = round((_place(share) - _place(1.0)) / 14)
+            place = round((_place(share) - _place(1.0)) / PLACE)
             together.setdefault((COLOURS[word_of(row)], place), []).append((row, share))
     alone.sort(key=lambda item: item[1])
     lanes = min(MOST_LANES, len(alone) + bool(together))
@@ -121,12 +122,14 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> ClaimSt
     stacked = Counter[int]()
     for (side, place), group in together.items():
         first, share = group[0]
-        dot = _dot(first, names, DOT + 8 + STACK * stacked[place], share)
-        text = dot.text if len(group) == 1 else f"{len(group)} numbers, as {dot.text}"
         label = f"{print_value(first.claim)} → {print_ours(first.verdict, first.claim)}" if side == "against" else ""
+        taken = range(place, place + 1 + math.ceil(len(label) * LETTER / PLACE))  # the label is right of its dot
+        level = max(stacked[near] for near in taken)
+        stacked |= dict.fromkeys(taken, level + 1)
+        dot = _dot(first, names, DOT + 8 + STACK * level, share)
+        text = dot.text if len(group) == 1 else f"{len(group)} numbers, as {dot.text}"
         label = label or (f"{share:.2g} × ▸" if share > MOST else "")
         dots.append(replace(dot, count=len(group), text=text, label=label))
-        stacked[place] += 1
     height = max(height, 2 * (DOT + 8) + STACK * (max(stacked.values(), default=1) - 1))
     many = sum(dot.count for dot in dots)
     text = f"{many} printed numbers with ours" if dots else "no printed number has one of ours"

@@ -214,6 +214,8 @@ def test_overlapping_numbers_share_a_dot_but_visible_intervals_do_not() -> None:
     assert ordered == [*"deabc"], "failures come first"
     far = draw_strip([judge("f", basis="finding", ours=4.2)], {"f": "F"}).dots[0]
     assert far.x == WIDTH and far.label == "4.2 × ▸"
+    for pair in ([false, under := judge("a", basis="finding", ours=0.45)], [under, false]):
+        assert len({dot.y for dot in draw_strip(pair, names).dots}) == 2, "no dot hides another one's label"
 
 
 def test_claim_is_drawn_in_its_unit_with_the_margin_around_the_printed_number() -> None:
