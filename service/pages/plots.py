@@ -199,7 +199,7 @@ def printed_of(arm: ArmComparison, metric: MetricInfo) -> float | None:
     return arm.printed.value if arm.printed is not None and arm.printed.unit == metric.unit else None
 
 
-def axis_of(arms: Iterable[ArmComparison], metric: MetricInfo, *, most: int = MOST_TICKS) -> Axis | None:
+def axis_of(arms: Iterable[ArmComparison], metric: MetricInfo) -> Axis | None:
     """Return an axis for these models' numbers; None without any."""
     shown: list[float] = []
     for arm in arms:
@@ -207,7 +207,7 @@ def axis_of(arms: Iterable[ArmComparison], metric: MetricInfo, *, most: int = MO
         own = arm.ours.value if arm.ours else None
         ends = (own, printed_of(arm, metric), *(interval or ())[:2])
         shown += [end for end in ends if end is not None and math.isfinite(end)]
-    return Axis(shown, tick_in(metric.unit), most=most, is_linear=metric.unit == "fraction") if shown else None
+    return Axis(shown, tick_in(metric.unit), is_linear=metric.unit == "fraction") if shown else None
 
 
 def mark_of(arm: ArmComparison, metric: MetricInfo, axis: Axis) -> Mark:

@@ -157,13 +157,6 @@ def page(open_tab: Page, service: Running) -> Iterator[Page]:
         yield page
 
 
-@pytest.fixture
-def new_page(browser: Browser, service: Running) -> Iterator[Page]:
-    """A new page for actions that can't be undone."""
-    with open_page(browser, service.address) as page, watched(page, service.address):
-        yield page
-
-
 def png(seed: int = 0, size: tuple[int, int] = (32, 32), mode: str = "RGB") -> bytes:
     """Return a noise image."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)

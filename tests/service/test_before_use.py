@@ -3,7 +3,6 @@
 import re
 from fnmatch import fnmatchcase
 
-import pytest
 from fastapi.testclient import TestClient
 
 from service.pages.wording import captions, find_caption
@@ -13,11 +12,6 @@ from tests.service.results_factory import REPOSITORY
 from tests.service.test_published_pages import text_of
 
 PAPERS = ("hyperbf", "ninformer", "nmn", "brownian", "dac")
-
-
-@pytest.fixture(scope="module")
-def notes() -> dict[str, str]:
-    return {found.paper: " ".join(found.before_use) for found in read_deviations(PAPERS)}
 
 
 def computed(client: TestClient, claim: str) -> dict[str, float]:
@@ -37,7 +31,8 @@ def test_every_papers_page_opens_with_its_notes(computed_client: TestClient) -> 
         assert ("decided yet" in sentence) == (counts["in_favour"] + counts["opposed"] == 0)
 
 
-def test_figures_agree_with_params_claims_and_findings(computed_client: TestClient, notes: dict[str, str]) -> None:
+def test_figures_agree_with_params_claims_and_findings(computed_client: TestClient) -> None:
+    notes = {found.paper: " ".join(found.before_use) for found in read_deviations(PAPERS)}
     params, claims = (
         load_params(REPOSITORY),
         {claim.id: claim for claim in read_claims(REPOSITORY / "data" / "claims.csv")},

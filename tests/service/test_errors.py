@@ -32,11 +32,6 @@ def assert_problem(response: Response, status: int, words: str = "") -> None:
         assert secret not in response.text
 
 
-@pytest.fixture(scope="module")
-def key(client: TestClient) -> str:
-    return client.get("/compare?dataset=cifar100").json()["comparisons"][0]["arms"][0]["run_keys"][0]
-
-
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -16,16 +15,11 @@ from tests.service.results_factory import make_root
 from tests.service.test_pages import Page
 
 
-def curves_of(client: TestClient, arm: str) -> list[list[dict[str, Any]]]:
-    """Return the curves of each compared replicate from its run."""
-    (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
-    keys = next(item["run_keys"] for item in comparison["arms"] if item["arm"] == arm)
-    return [client.get(f"/api/v1/runs/{key}").json()["results"][0]["curves"] for key in keys]
-
-
 def test_curves_are_mean_minimum_and_maximum_of_the_compared_replicates(client: TestClient) -> None:
     points = client.get("/api/v1/experiments/ninformer-mnist/curves?arm=vit&curve=test_loss").json()
-    replicates = curves_of(client, "vit")
+    (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
+    keys = next(item["run_keys"] for item in comparison["arms"] if item["arm"] == "vit")
+    replicates = [client.get(f"/api/v1/runs/{key}").json()["results"][0]["curves"] for key in keys]
     assert len(replicates) == 3 and len(points) == len(replicates[0]) == 100
     for point, rows in zip(points, zip(*replicates, strict=True), strict=True):
         values = [row["test_loss"] for row in rows]

@@ -57,19 +57,6 @@ def test_method_page_explains_every_word(client: TestClient) -> None:
         assert f'.badge.verdict.{COLOURS[word]}::before {{ content: "{icon} " / ""; }}' in sheet
 
 
-def test_claims_are_found_by_words_in_any_order(client: TestClient) -> None:
-    def found(address: str) -> list[str]:
-        return re.findall(r'href="/claims/([^"]+)"', client.get(address).text)
-
-    times = found("/claims?q=MNIST+inference+time")
-    assert times == [f"ninformer.table3.mnist.{arm}" for arm in ("vit", "mlp-mixer", "local-vit", "ninformer")]
-    assert found("/claims?q=time+inference+mnist") == times
-    assert found("/claims?q=mnist+time&verdict=contradicted") == ["ninformer.table3.mnist.vit"]
-    assert found("/claims?q=mnist+time+zebra") == times, "those with most of the words"
-    assert "<b>zebra" not in client.get("/claims", params={"q": "<b>zebra"}).text
-    assert client.get("/claims?verdict=maybe").status_code == 422
-
-
 def test_method_page_has_every_margin_and_level_of_the_rules(published_client: TestClient) -> None:
     html = unescape(published_client.get("/method").text)
     rules = load_params(REPOSITORY).verdicts

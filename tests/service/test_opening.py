@@ -8,30 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.pages.opening import answer
-from stages.results import Claim, Counts, JudgedClaim, Outlook, Tally, VerdictRow
-from stages.results.claims import Discoveries
-
-NOTHING = Counts(decidable=0, in_favour=0, under_reading=0, against=0, open=0, waiting=0)
-UNTESTED = Discoveries(tested=0, decided=0, survive=0, without=0)
-ALL_CLEAR = Outlook(waiting=0, hopeless=0, order_only=0, unlikely=0, unknown=0, assumed=0)
-
-
-def counts(**numbers: int) -> Counts:
-    found = {**vars(NOTHING), **numbers}
-    return Counts(**{**found, "decidable": sum(found[name] for name in ("in_favour", "against", "open", "waiting"))})
-
-
-def tally(trained: Counts = NOTHING, computed: Counts = NOTHING, data: Counts = NOTHING, **others: Any) -> Tally:
-    whole = {name: sum(getattr(part, name) for part in (trained, computed, data)) for name in vars(NOTHING)}
-    rest = {
-        "claims": whole["decidable"],
-        "settings": 0,
-        "untestable": 0,
-        "outlook": ALL_CLEAR,
-        "discoveries": UNTESTED,
-        **others,
-    }
-    return Tally(paper="p", **whole, trained=trained, computed=computed, data=data, **rest)
+from stages.results import Claim, JudgedClaim, VerdictRow
 
 
 def judged(name: str, status: str, **about: Any) -> JudgedClaim:

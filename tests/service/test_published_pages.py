@@ -159,16 +159,6 @@ def test_cost_tables_have_only_measured_columns_and_unique_labels(client: TestCl
         assert len(set(regions)) == len(regions) > 1
 
 
-def test_deviations_have_no_empty_rows(claim_pages: dict[str, str]) -> None:
-    found = [
-        cell
-        for html in claim_pages.values()
-        for table in re.findall(r'(?s)aria-label="Set-up: .*?</table>', html)
-        for cell in re.findall(r"<td>(.*?)</td>", table)
-    ]
-    assert len(found) > 300 and not {"", "–", "None"} & set(found)
-
-
 def test_long_grid_starts_with_one_distinguishable_pair(client: TestClient) -> None:
     html = client.get("/experiments/dac-sgemm").text
     chosen = re.findall(r'name="arm" value="([^"]+)" checked', html)
@@ -311,16 +301,3 @@ def test_page_and_api_agree_on_deciding_margins(claims: list[dict[str, Any]], cl
         (sentence,) = re.findall(r'<p class="note">((?:Its size, by|By) margin: [^<]*)</p>', html)
         assert sentence.partition(": ")[2].count(", ") == len(stretches) - 1, name
         assert html.count('<rect class="in-use"') == 1, name
-
-
-def test_chances_by_an_assumed_spread_are_marked(claims: list[dict[str, Any]], claim_pages: dict[str, str]) -> None:
-    seen = set()
-    for name, power in ((claim["id"], claim["verdict"]["power"]) for claim in claims if claim["verdict"]["power"]):
-        section = unescape(claim_pages[f"/claims/{name}"]).partition('id="power-title"')[2].partition("</section>")[0]
-        bold = re.findall(r"(?s)<strong>(.*?)</strong>", section)
-        if bold and "with a chance of" in bold[0]:
-            is_assumed = power["spread_source"] == "assumed"
-            seen.add(is_assumed)
-            assert ("if runs vary as we assume" in bold[0]) == is_assumed, name
-            assert not is_assumed or "99 %" not in section.partition("<details>")[0], name
-    assert seen == {True, False}
