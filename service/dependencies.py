@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from starlette.types import Receive
 
 from service.database import queries
-from service.database.comparing import Comparisons, Question
+from service.database.comparing import Comparisons
 from service.http.caching import KnownAnswer, tag_answer
 from service.http.downloads import Exports
 from service.http.errors import Problem
@@ -26,7 +26,7 @@ from service.pages.citing import Project
 from service.pages.searching import ClaimIndex
 from service.settings import Settings
 from service.slots import SessionPool
-from stages.results import ExperimentComparison
+from stages.results import ExperimentComparison, Question
 
 WATCH_AFTER_SECONDS = 0.05
 """Delay before a client is watched: most answers are faster, and watching costs as much as reading a form."""

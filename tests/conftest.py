@@ -22,8 +22,8 @@ from tests.datasets.official_host import OfficialHost
 from tests.object_server import BUCKET, ObjectServer
 from tests.postgres import cluster, find_programs
 
-# A test's make must not inherit the flags and variables of `make test`.
-for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MAKEFILES", "GNUMAKEFLAGS"):
+# A test's make must not inherit the flags and variables of `make test`, and no test another folder of downloads.
+for name in ("CLAIMCHECK_HOME", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MAKEFILES", "GNUMAKEFLAGS"):
     os.environ.pop(name, None)
 # A shell that starts tests in the background makes them, and all their children, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -45,7 +45,7 @@ LONG = (
     *("test_gpu_campaign", "test_memory", "test_triton", "test_cli", "test_stack", "test_published_pages"),
     *("test_tunnel", "test_all_trained", "test_loop", "test_contributing", "test_deploy", "test_silent_database"),
     *("test_gpu_check", "test_asking", "test_notebook", "test_refusals", "test_workers", "test_evaluate"),
-    *("test_proposal", "test_power_of_others", "test_faults", "test_access", "test_batching", "test_imported"),
+    *("test_proposal", "test_power", "test_faults", "test_access", "test_batching", "test_imported"),
 )
 
 

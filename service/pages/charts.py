@@ -274,7 +274,7 @@ def draw_trend(trend: Trend, titles: Mapping[str, str], claim: Claim) -> Drawing
     dots = [
         Dot(
             x=level,
-            y=pair.gain,
+            y=pair.value,
             low=pair.low,
             high=pair.high,
             text=f"{titles[pair.arm]}: {_tell_gain(pair, claim)}",
@@ -311,7 +311,7 @@ def mark_pairs(
         (
             pair,
             axis.mark(
-                *(pair.gain, pair.low, pair.high),
+                *(pair.value, pair.low, pair.high),
                 paper=claim.value,
                 text=f"{titles[pair.arm]} against {titles[pair.against]}: {_tell_gain(pair, claim)}",
             ),
@@ -343,7 +343,7 @@ def mark_labs(record: JudgedClaim) -> tuple[Axis, list[tuple[Mapping[str, Any], 
 
 def _tell_gain(pair: PairGain, claim: Claim) -> str:
     return (
-        f"{in_terms_of(pair.gain, claim, as_precise_as(pair.low, pair.high))} ({span_of(pair.low, pair.high, claim)})"
+        f"{in_terms_of(pair.value, claim, as_precise_as(pair.low, pair.high))} ({span_of(pair.low, pair.high, claim)})"
     )
 
 

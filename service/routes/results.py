@@ -20,6 +20,8 @@ from service.pages.wording import name_claims
 from stages.results import (
     ClaimFilter,
     ExperimentComparison,
+    Provenance,
+    Question,
     Standing,
     Status,
     Word,
@@ -34,7 +36,7 @@ router = APIRouter(route_class=StrictRoute)
 PaperFilter = Annotated[str | None, Query(description="name of a paper", examples=["ninformer"])]
 DatasetFilter = Annotated[str | None, Query(description="name of a data set", examples=["cifar100"])]
 ProvenanceFilter = Annotated[
-    comparing.Provenance | None, Query(description="embedded (placeholder data), subset or full", examples=["full"])
+    Provenance | None, Query(description="embedded (placeholder data), subset or full", examples=["full"])
 ]
 ExperimentFilter = Annotated[str | None, Query(description="name of an experiment", examples=["ninformer-cifar100"])]
 ProfileFilter = Annotated[
@@ -84,7 +86,7 @@ def read_comparison(
     data before placeholder data, then the stronger profile.  All arms of an experiment were trained under the same
     protocol on the same data.  Placeholder results are never reported as ours: `ours` is null, and `reason` says so.
     """
-    question = comparing.Question(dataset=dataset, paper=paper, profile=profile, metric=metric, provenance=provenance)
+    question = Question(dataset=dataset, paper=paper, profile=profile, metric=metric, provenance=provenance)
     found = compare(question)
     if form == "csv":
         return Table(as_csv(found), "compare")
