@@ -29,9 +29,9 @@ from service.inference.processes import load_ahead
 from service.settings import Settings
 from stages.device import device_for
 
-BACKLOG, FILES_BESIDE, LEAST_CONNECTIONS = 2048, 768, 32
+BACKLOG, OTHER_FILES, LEAST_CONNECTIONS = 2048, 768, 32
 SWITCH_SECONDS = 0.0005
-"""While pages are made in threads, each call to the system costs the event loop so long at least; 0.005 is usual."""
+"""Longest time that a thread keeps the interpreter while the event loop waits for it; Python's default is 0.005."""
 
 logger = logging.getLogger("claimcheck")
 
@@ -56,7 +56,7 @@ class DrainingServer(uvicorn.Server):
         timer.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        faulthandler.cancel_dump_traceback_later()  # the loop is no longer watched: requests under way may take longer
+        faulthandler.cancel_dump_traceback_later()  # open requests may take longer
         notify_systemd("STOPPING=1")
         await super().shutdown(sockets)
 
@@ -81,13 +81,13 @@ def make_room(connections: int) -> tuple[int, int]:
     Returns the number of connections that may be open, and that of those that may wait: they are accepted all at once.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + BACKLOG + FILES_BESIDE
+    wanted = connections + BACKLOG + OTHER_FILES
     most = wanted if hard < 0 else min(wanted, hard)
     if 0 <= soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     if most == wanted:
         return connections, BACKLOG
-    left = max(most - FILES_BESIDE, LEAST_CONNECTIONS)
+    left = max(most - OTHER_FILES, LEAST_CONNECTIONS)
     logger.warning("%d files may be open, %d are wanted: `ulimit -n` leaves %d connections", hard, wanted, left // 2)
     return min(connections, left // 2), left - left // 2
 
@@ -115,7 +115,6 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--new-key", metavar="NAME", help="print an API key and its entry in CLAIMCHECK_KEYS, and end")
     parser.add_argument("--openapi", action="store_true", help="print the OpenAPI document, and end")
-    parser.add_argument("--examples", action="store_true", help="print a new service/examples.json and exit")
     arguments = parser.parse_args()
     if arguments.new_key:
         key, digest = new_key()
@@ -141,14 +140,6 @@ def main() -> None:
         sys.exit(f"service: CLAIMCHECK_COUNTS: {error}")
     if arguments.openapi:
         print(json.dumps(app.openapi(), indent=1, ensure_ascii=False))
-        return
-    if arguments.examples:
-        from fastapi.testclient import TestClient  # needed here alone
-
-        from service.examples import Ask, collect
-
-        with TestClient(app, base_url="http://127.0.0.1") as client:
-            print(json.dumps(collect(Ask(client)), indent=1, ensure_ascii=False))
         return
     serve(app, settings, arguments.host, arguments.port)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -29,7 +30,6 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from service.database import queries
 from service.database.comparing import Comparisons
 from service.dependencies import AppState, conditional, dated
-from service.examples import load_examples
 from service.http.access import AccessPolicy, KeyFile, RequestCounter
 from service.http.caching import SHEET, KnownAnswer, NotModified, edition_of
 from service.http.downloads import Exports
@@ -50,7 +50,7 @@ from service.inference.choices import Choices
 from service.inference.engine import Engine
 from service.inference.models import Models
 from service.inference.workers import Worker, cores_here, memory_here
-from service.pages import formats, repository, wording
+from service.pages import repository, wording
 from service.pages.citing import read_project
 from service.routes import claim_pages, experiment_pages, export, health, inference, oip, pages, reference, results
 from service.settings import Settings
@@ -128,8 +128,7 @@ def _app_state(settings: Settings) -> AppState:
     reading = SessionPool(sessions, _slots(settings, "reading the results", settings.readers))
     asking = SessionPool(sessions, _slots(settings, "reading the results", QUERY_CONNECTIONS), ASK_SECONDS)
     templates = Jinja2Templates(HERE / "templates")
-    formats.install(templates.env, settings.root_path)
-    wording.install(templates.env)
+    wording.install(templates.env, settings.root_path)
     files = repository.files_below(settings.root)
     repository.install(templates.env, settings.repository, settings.contact, files)
     project = read_project(files)
@@ -217,14 +216,12 @@ def _engine(settings: Settings, metrics: Metrics, queues: Mapping[str, Slots]) -
 def _add_middleware(app: FastAPI, parts: AppState) -> None:
     """Add the middleware; the last one added is the outermost."""
     settings = parts.settings
-    keys = KeyFile(settings.keys_file) if settings.keys_file else None
+    keys = KeyFile(settings.root / settings.keys) if settings.keys else None
     app.add_middleware(
         BodyLimit, limit=settings.max_body_bytes, together=settings.max_bodies_bytes, seconds=settings.body_seconds
     )
-    app.add_middleware(
-        KeysAndRates,
-        policy=AccessPolicy(keys, settings.requests_per_minute, counts=RequestCounter(settings.counts_file)),
-    )
+    counts = RequestCounter(settings.counts and settings.root / settings.counts)
+    app.add_middleware(KeysAndRates, policy=AccessPolicy(keys, settings.requests_per_minute, counts=counts))
     app.add_middleware(ProblemDetailsMiddleware)  # inside compression and CORS, which thus apply to errors
     compressed = (*DEFAULT_EXCLUDED_CONTENT_TYPES, export.PARQUET)
     app.add_middleware(GZipMiddleware, minimum_size=2048, compresslevel=GZIP_LEVEL, exclude_content_types=compressed)
@@ -304,7 +301,8 @@ def _describe(app: FastAPI) -> dict[str, Any]:
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
         schemas["ProblemOut"] = ProblemOut.model_json_schema()
-        problem, examples = declared(422)[422], load_examples()
+        problem = declared(422)[422]
+        examples = json.loads((HERE / "examples.json").read_text(encoding="utf-8"))
         for operation in (operation for item in document["paths"].values() for operation in item.values()):
             if "application/json" in operation["responses"].get("422", {}).get("content", {}):
                 operation["responses"]["422"] = problem

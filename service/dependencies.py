@@ -1,7 +1,4 @@
-"""Dependencies that handlers ask for by name; `create_app` puts them on the application, so a test brings its own.
-
-`unless_gone` cancels a handler's work if its client has disconnected.
-"""
+"""Dependencies of route handlers; `create_app` stores what they need in the application's state."""
 
 from __future__ import annotations
 
@@ -31,18 +28,18 @@ from service.settings import Settings
 from service.slots import SessionPool
 from stages.results import ExperimentComparison, Question
 
-LOOK_SECONDS = 0.05
-"""Most answers are faster, and watching a client costs as much as reading its form."""
+WATCH_AFTER_SECONDS = 0.05
+"""Delay before a client is watched: most answers are faster, and watching costs as much as reading a form."""
 Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
 class AppState:
-    """The parts of one application, each made once.
+    """Parts of one application, each created once.
 
-    `reading` is for answers made of the database; `asking` for short questions, which wait for none of those.  `files`
-    of the repository may be shown.  `indexes`: the words of claims by the content of the database.  `answers` of models
-    to the test images of their pages, by the digests of both.
+    `reading`: sessions for answers from the database.  `asking`: sessions for short queries, in a queue of their own.
+    `indexes`: search indexes by the content of the database.  `answers`: models' answers to the test images on their
+    pages, by the digests of both.  `files`: those of the repository that pages may show.
     """
 
     settings: Settings
@@ -62,33 +59,33 @@ class AppState:
 
 
 def app_state_of(request: Request) -> AppState:
-    """A call and not a dependency: resolving one takes FastAPI as long as reading a small form."""
+    """Return the application's state; a dependency would take FastAPI as long as reading a small form."""
     parts: AppState = request.app.state.claimcheck
     return parts
 
 
 def render_page(request: Request, template: str, /, **context: Any) -> Response:
-    """Answer with the page that this template makes of `context`."""
+    """Render a template with `context`."""
     return app_state_of(request).templates.TemplateResponse(request, template, context)
 
 
 def site_of(request: Request) -> str:
-    """The permanent address of this service, else the one that answered."""
+    """Return the service's permanent address or, without one, the address of this request."""
     return (app_state_of(request).settings.address or str(request.base_url)).rstrip("/")
 
 
-class ClientGone(Problem):
+class ClientDisconnected(Problem):
     """The client has disconnected, so no answer is needed."""
 
     def __init__(self) -> None:
         super().__init__(503, "the client went away before the answer")
 
 
-async def unless_gone(receive: Receive, work: Awaitable[Done]) -> Done:
+async def cancel_on_disconnect(receive: Receive, work: Awaitable[Done]) -> Done:
     """Return the result of `work`, or cancel it if the client disconnects after its body was received."""
 
     async def watch(limit: asyncio.Timeout) -> None:
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(WATCH_AFTER_SECONDS)
         while (await receive())["type"] != "http.disconnect":
             pass
         limit.reschedule(0)
@@ -100,7 +97,7 @@ async def unless_gone(receive: Receive, work: Awaitable[Done]) -> Done:
             return await work
     except TimeoutError:
         if limit.expired():
-            raise ClientGone from None
+            raise ClientDisconnected from None
         raise
     finally:
         watching.cancel()
@@ -108,8 +105,8 @@ async def unless_gone(receive: Receive, work: Awaitable[Done]) -> Done:
 
 async def _session(request: Request) -> AsyncIterator[Session]:
     async with app_state_of(request).reading.session() as session:
-        if await request.is_disconnected():  # while it waited, as everybody in front of others may
-            raise ClientGone
+        if await request.is_disconnected():  # while it waited in the queue
+            raise ClientDisconnected
         is_known = request.scope["state"].get("is_known")
         if is_known and await is_known():
             raise KnownAnswer
@@ -117,15 +114,15 @@ async def _session(request: Request) -> AsyncIterator[Session]:
 
 
 ResultsSession = Annotated[Session, Depends(_session, scope="function")]
-"""Given back when the answer is made, before it is sent: a client that doesn't read it holds no connection."""
+"""Database session, closed before the answer is sent, so that slow clients hold no connection."""
 
 
-async def _turn(request: Request) -> AsyncIterator[None]:
-    async with app_state_of(request).reading.slots.turn():
+async def _hold_slot(request: Request) -> AsyncIterator[None]:
+    async with app_state_of(request).reading.slots.hold():
         yield
 
 
-TURN = Depends(_turn, scope="function")
+DATABASE_SLOT = Depends(_hold_slot, scope="function")
 """Admits a request to the queue of database readers; for routes that take as long without reading the database."""
 
 
@@ -140,13 +137,13 @@ def conditional(request: Request, session: ResultsSession) -> None:
 
 
 def dated(request: Request, session: ResultsSession) -> None:
-    """The day of the newest result and the digest of the record, which a page's footer shows."""
+    """Add the day of the newest result and the digest of the record for the page's footer."""
     request.state.newest_result = queries.read_meta(session, "newest_result")
     request.state.record = queries.read_meta(session, "record")
 
 
 def _answering(request: Request, session: ResultsSession) -> Callable[[Question], list[ExperimentComparison]]:
-    """Answers from the content that the request's ETag is computed from (`conditional`)."""
+    """Return a function that compares results, from the content that the ETag is computed from (`conditional`)."""
     comparisons = app_state_of(request).comparisons
     content: str = request.scope["state"]["content"]
     return lambda question: comparisons.get(session, content, question)

@@ -37,11 +37,11 @@ class Busy(RuntimeError):
 
 @dataclass(eq=False, kw_only=True)
 class Request:
-    """Request of one client with one or more tickets; `turn` is the queue position of the next one."""
+    """Request of one client with one or more tickets; `position` is that of the next one in the queue."""
 
     client: str = field(default_factory=current_client.get)
     number: int = field(default_factory=lambda: next(_numbers))
-    turn: float = 0.0
+    position: float = 0.0
 
 
 @dataclass(eq=False, kw_only=True)
@@ -51,7 +51,7 @@ class Ticket:
     request: Request
     cost: float
     future: Any
-    turn: float = 0.0
+    position: float = 0.0
 
 
 Waiting = TypeVar("Waiting", bound=Ticket)
@@ -66,7 +66,7 @@ class FairQueue(Generic[Waiting]):
 
     def __init__(self, what: str, most: float) -> None:
         self.what, self.most, self._full = what, most, f"{what}: too much is waiting already"
-        self._tickets: dict[str, list[Waiting]] = {}  # by client, sorted by `turn`
+        self._tickets: dict[str, list[Waiting]] = {}  # by client, sorted by `position`
         self._clock = 0.0
         self._served: dict[str, float] = {}  # cost by client, if ahead of the clock
 
@@ -80,10 +80,10 @@ class FairQueue(Generic[Waiting]):
         if is_bounded:
             refused = self.require_capacity(request.client, sum(ticket.cost for ticket in tickets))
             refuse(refused, Busy(self._full))
-        request.turn = max(request.turn, self._served_to(request.client))
+        request.position = max(request.position, self._served_to(request.client))
         for ticket in tickets:
-            ticket.turn = request.turn
-            request.turn += ticket.cost
+            ticket.position = request.position
+            request.position += ticket.cost
         self.put_back(tickets)
 
     def put_back(self, tickets: Sequence[Waiting]) -> None:
@@ -91,7 +91,7 @@ class FairQueue(Generic[Waiting]):
         for ticket in tickets:
             self._tickets.setdefault(ticket.request.client, []).append(ticket)
         for client in {ticket.request.client for ticket in tickets}:
-            self._tickets[client].sort(key=attrgetter("turn"))
+            self._tickets[client].sort(key=attrgetter("position"))
 
     def in_order(self) -> list[Waiting]:
         """Return the waiting tickets, next one first."""
@@ -162,7 +162,7 @@ class Slots:
         return len(self._queue.in_order())
 
     @asynccontextmanager
-    async def turn(self, cost: float = 1.0) -> AsyncIterator[None]:
+    async def hold(self, cost: float = 1.0) -> AsyncIterator[None]:
         """Wait for a slot, and hold it during the block.  Raises `Busy` as `take` does."""
         request = Request()
         await self.take(request, cost)
@@ -227,7 +227,7 @@ class SessionPool:
         Raises:
             Busy: as for `Slots.take`.
         """
-        async with self.slots.turn():
+        async with self.slots.hold():
             session = self.sessions()
             try:
                 yield session
@@ -251,7 +251,7 @@ class SessionPool:
             with self.sessions() as session:  # opened and closed by this thread, even if its caller has given up
                 return find(session)
 
-        async with self.slots.turn():
+        async with self.slots.hold():
             try:
                 async with asyncio.timeout(self._ask_seconds):
                     return await to_thread.run_sync(answer, abandon_on_cancel=self._ask_seconds is not None)

@@ -61,15 +61,14 @@ SERVICE_MAY_IMPORT = {
 SERVICE: dict[str, set[str]] = {
     "settings": set(),
     "slots": set(),
-    "examples": set(),
     "database": set(),
     "inference": {"slots", "database"},
     "http": {"settings", "slots", "database", "inference"},
     "pages": {"database"},
     "dependencies": {"settings", "slots", "database", "inference", "http", "pages"},
     "routes": {"settings", "slots", "database", "inference", "http", "pages", "dependencies"},
-    "app": {"settings", "slots", "examples", "database", "inference", "http", "pages", "dependencies", "routes"},
-    "__main__": {"settings", "examples", "inference", "http", "app"},
+    "app": {"settings", "slots", "database", "inference", "http", "pages", "dependencies", "routes"},
+    "__main__": {"settings", "inference", "http", "app"},
 }
 WITHOUT_TORCH = (
     *("run", "rules", "runs", "params", "verdicts", "reported", "claims", "results", "recording", "proving"),

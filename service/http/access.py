@@ -18,8 +18,7 @@ import sqlite3
 import time
 import tomllib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -153,18 +152,21 @@ class RequestCounter:
         Raises:
             CountsError: the file can't be read or written at the moment.
         """
-        day = int(now // DAY)
-        with self._alone():
-            count = 0
-            if per_day is not None:
-                row = self._database.execute("SELECT day, count FROM days WHERE holder = ?", (holder,)).fetchone()
-                count = row[1] if row is not None and row[0] == day else 0
-                if count >= per_day:
-                    return "day", DAY - now % DAY
-            if per_minute is not None and (seconds := self._take(holder, per_minute, now)):
-                return "minute", seconds
-            if per_day is not None:
-                self._database.execute("INSERT OR REPLACE INTO days VALUES (?, ?, ?)", (holder, day, count + 1))
+        day, count = int(now // DAY), 0
+        try:
+            with self._database:  # commits
+                self._database.execute("BEGIN IMMEDIATE")  # excludes other processes
+                if per_day is not None:
+                    row = self._database.execute("SELECT day, count FROM days WHERE holder = ?", (holder,)).fetchone()
+                    count = row[1] if row is not None and row[0] == day else 0
+                    if count >= per_day:
+                        return "day", DAY - now % DAY
+                if per_minute is not None and (seconds := self._take(holder, per_minute, now)):
+                    return "minute", seconds
+                if per_day is not None:
+                    self._database.execute("INSERT OR REPLACE INTO days VALUES (?, ?, ?)", (holder, day, count + 1))
+        except sqlite3.Error as error:
+            raise CountsError(str(error)) from error
         return None
 
     def _take(self, holder: str, per_minute: int, now: float) -> float:
@@ -179,18 +181,6 @@ class RequestCounter:
             "DELETE FROM buckets WHERE rowid <= (SELECT max(rowid) FROM buckets) - ?", (MAX_BUCKETS,)
         )
         return 0.0 if remaining >= 1 else (1 - remaining) * 60 / per_minute
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Open a transaction that excludes other processes."""
-        try:
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            finally:
-                self._database.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise CountsError(str(error)) from error
 
 
 class AccessPolicy:

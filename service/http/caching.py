@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-PARTS = frozenset({".py", ".html", ".js", ".css", ".csv", ".json"})
+PARTS = frozenset({".py", ".html", ".js", ".css", ".csv", ".json", ".jinja", ".txt"})
 """File types that answers depend on."""
 
 

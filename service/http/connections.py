@@ -152,7 +152,7 @@ class _Connection(H11Protocol):
             return
         self._unread += 1
         self.flow.pause_reading()
-        task = self.loop.create_task(self._parse_in_turn(data))
+        task = self.loop.create_task(self._parse_when_idle(data))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
@@ -168,10 +168,10 @@ class _Connection(H11Protocol):
         kind.parsed_seconds += time.perf_counter() - began
         self._expect_client()
 
-    async def _parse_in_turn(self, data: bytes) -> None:
+    async def _parse_when_idle(self, data: bytes) -> None:
         current_client.set(self._client or "")
         try:
-            async with self.parsing.turn():
+            async with self.parsing.hold():
                 await asyncio.sleep(0)  # handle other events first: they may be probes
                 self._unread -= 1
                 if not self.transport.is_closing():

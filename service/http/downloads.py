@@ -42,30 +42,23 @@ class Exports:
         self._reading, self._asking, self._making, self.sending = reading, asking, making, sending
         self._made: dict[str, Export] = {}
 
-    async def content(self) -> str:
-        """Return the content that an export would have now. Raises `Busy` like `SessionPool.ask`."""
-        return await self._asking.ask(queries.content_digest)
-
-    async def get(self, name: str, content: str, write: Write) -> Export:
-        """Return the export `name` of this content or a newer one; `write` makes it if it doesn't exist yet.
+    async def get(self, name: str, write: Write) -> Export:
+        """Return the export `name` of the current content or a newer one; `write` makes it if it doesn't exist yet.
 
         Raises:
             Busy: others are being made, or too many requests read the database.
             OSError: the disk is full.
         """
-        if found := self._known(name, content):
+        content = await self._asking.ask(queries.content_digest)
+        if (found := self._made.get(name)) is not None and found.content == content:
             return found
-        async with self._making.turn():
-            if found := self._known(name, content):
+        async with self._making.hold():
+            if (found := self._made.get(name)) is not None and found.content == content:
                 return found
             made = await self._reading.ask(lambda session: _make(session, write))
             self._made = {key: other for key, other in self._made.items() if other.content == made.content}
             self._made[name] = made
             return made
-
-    def _known(self, name: str, content: str) -> Export | None:
-        found = self._made.get(name)
-        return found if found is not None and found.content == content else None
 
 
 def _make(session: Session, write: Write) -> Export:
@@ -94,5 +87,5 @@ class Download(FileResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._sending.turn():
+        async with self._sending.hold():
             await super().__call__(scope, receive, send)

@@ -9,8 +9,7 @@ import difflib
 import errno
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -49,20 +48,16 @@ from stages.results import (
 _QUALITY = re.compile(r"q\s*=\s*(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)", re.ASCII)
 
 
-class NotAcceptable(ValueError):
-    """The client accepts none of our media types."""
-
-
 def preferred(accept: str, offers: dict[str, str]) -> str:
     """Return the offer (name to media type) that an Accept header prefers, or the first one if it has no preference.
 
     Raises:
-        NotAcceptable: no offer is accepted.
+        Problem: no offer is accepted (406).
     """
     weights = [(weight(accept, media), name) for name, media in offers.items()]
     best = max(found for found, _ in weights)
     if best <= 0:
-        raise NotAcceptable(f"this address offers {', '.join(offers.values())}; Accept is {accept[:80]!r}")
+        raise Problem(406, f"this address offers {', '.join(offers.values())}; Accept is {accept[:80]!r}")
     return next(name for found, name in weights if found == best)
 
 
@@ -151,8 +146,7 @@ def problem_response(
         accept = request.headers.get("accept", "*/*")
         if weight(accept, "text/html") > weight(accept, MEDIA_TYPE):
             templates: Jinja2Templates = request.app.state.claimcheck.templates
-            explained = explain(status, detail, error, request)
-            shown = {"problem": problem, "explained": explained}
+            shown = {"problem": problem, "explained": explain(status, detail, error, request)}
             return templates.TemplateResponse(request, "problem.html", shown, status, headers)
     content = problem.model_dump()
     if path == "/v2" or path.startswith("/v2/"):
@@ -161,7 +155,6 @@ def problem_response(
 
 
 STATUS: dict[type[Exception], int] = {
-    NotAcceptable: 406,
     SameModel: 422,
     UnknownMetric: 422,
     UnknownProfile: 422,
@@ -295,30 +288,23 @@ _PAGES = {"paper": "/papers/{}", "dataset": "/compare?dataset={}", "experiment":
 MOST_OFFERED = 24
 
 
-@dataclass(frozen=True)
-class Explained:
-    """An explanation: `offers` are suggested (address, name), likeliest first; `asked` fills the search field."""
+def explain(status: int, detail: str, error: Exception | None, request: Request) -> dict[str, Any]:
+    """Explain the status to users; `detail` is for programs.
 
-    title: str
-    lead: str
-    asked: str
-    offers: Sequence[tuple[str, str]]
-
-
-def explain(status: int, detail: str, error: Exception | None, request: Request) -> Explained:
-    """Explain the status to users; `detail` is for programs."""
+    `offers` are suggested (address, name), likeliest first; `asked` fills the search field.
+    """
     path = request.scope["path"]
     if isinstance(error, UnknownName):
         noun = _NOUNS.get(error.kind, error.kind)
         lead = f"There is no {noun} with the name “{error.name[:80]}”. The address may have a typo or be outdated."
         near = [error.nearest] if error.nearest else difflib.get_close_matches(error.name, error.known, n=3)
         names = [*near, *(name for name in error.known if name not in near)][:MOST_OFFERED]
-        offers = [(_address(error.kind, name, request), name) for name in names]
-        return Explained(f"No such {noun}", lead, _words(error.name), [pair for pair in offers if pair[0]])
+        offers = [(address, name) for name in names if (address := _address(error.kind, name, request))]
+        return {"title": f"No such {noun}", "lead": lead, "asked": _words(error.name), "offers": offers}
     if status == 404:
         lead = "Nothing is at this address. It may have a typo or be outdated."
-        return Explained(_TITLES[404], lead, _words(path.rpartition("/")[2]), [])
-    return Explained(_TITLES.get(status, "This didn’t work"), f"{detail[:1].upper()}{detail[1:]}", "", [])
+        return {"title": _TITLES[404], "lead": lead, "asked": _words(path.rpartition("/")[2])}
+    return {"title": _TITLES.get(status, "This didn’t work"), "lead": f"{detail[:1].upper()}{detail[1:]}"}
 
 
 def _address(kind: str, name: str, request: Request) -> str:

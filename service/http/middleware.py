@@ -89,7 +89,7 @@ class RequestContextMiddleware(HttpMiddleware):
     def __init__(self, app: ASGIApp, metrics: Metrics, readiness: Readiness) -> None:
         self.app, self.metrics, self.readiness = ProblemDetailsMiddleware(app), metrics, readiness
         self._begun = self._waiting = 0  # in this iteration of the event loop; now
-        self._turns = Slots("beginning requests", 1, max_waiting=math.inf, seconds=math.inf)
+        self._slots = Slots("beginning requests", 1, max_waiting=math.inf, seconds=math.inf)
 
     async def _begin(self) -> None:
         if not self._begun:
@@ -98,7 +98,7 @@ class RequestContextMiddleware(HttpMiddleware):
         if self._begun > MAX_BEGUN or self._waiting:
             self._waiting += 1
             try:
-                async with self._turns.turn():
+                async with self._slots.hold():
                     await asyncio.sleep(0)
             finally:
                 self._waiting -= 1

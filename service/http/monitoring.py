@@ -94,31 +94,16 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._text, self._kept_until = b"", 0.0
-        self._requests = Counter(
-            "claimcheck_requests", "Answers", ("method", "route", "status"), registry=self.registry
-        )
-        self._keys = Counter(
-            "claimcheck_key_requests", "Requests answered by API key", ("key", "status"), registry=self.registry
-        )
-        self._seconds = Histogram(
-            "claimcheck_request_seconds",
-            "From the request's first line to the answer's last byte",
-            ("route",),
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self._pass_images = Histogram(
-            "claimcheck_pass_images",
-            "Images in a forward pass",
-            buckets=(1, 2, 4, 8, 16, 32, 64),
-            registry=self.registry,
-        )
-        self._waited_seconds = Histogram(
-            "claimcheck_queue_seconds", "Longest wait before a forward pass", buckets=SECONDS, registry=self.registry
-        )
-        self._pass_seconds = Histogram(
-            "claimcheck_pass_seconds", "A forward pass", buckets=SECONDS, registry=self.registry
-        )
+        counter, histogram = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
+        self._requests = counter("claimcheck_requests", "Answers", ("method", "route", "status"))
+        self._keys = counter("claimcheck_key_requests", "Requests answered by API key", ("key", "status"))
+        duration = "From the request's first line to the answer's last byte"
+        self._seconds = histogram("claimcheck_request_seconds", duration, ("route",), buckets=SECONDS)
+        sizes = (1, 2, 4, 8, 16, 32, 64)
+        self._pass_images = histogram("claimcheck_pass_images", "Images in a forward pass", buckets=sizes)
+        longest = "Longest wait before a forward pass"
+        self._waited_seconds = histogram("claimcheck_queue_seconds", longest, buckets=SECONDS)
+        self._pass_seconds = histogram("claimcheck_pass_seconds", "A forward pass", buckets=SECONDS)
 
     def text(self) -> bytes:
         """Return all metrics, cached for nine times their writing time, so that writing takes at most a tenth."""

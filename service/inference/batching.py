@@ -21,14 +21,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from cachetools import TTLCache
 
 from service.inference.models import Model
 from service.inference.processes import ProcessGone
-from service.inference.workers import NeverBegan, PassFailed
+from service.inference.workers import NeverBegan, PassFailed, Worker
 from service.slots import FairQueue, Request, Ticket, current_client, refuse
 from stages.checkpoint.contract import CheckpointError
 
@@ -68,23 +67,10 @@ class ImageJob(Ticket):
 
     model: Model
     images: np.ndarray
-    only: Runner | None = None
+    only: Worker | None = None
     is_retried: bool = False
     future: Future[np.ndarray] = field(default_factory=Future)
     submitted: float = field(default_factory=time.monotonic)
-
-
-class Runner(Protocol):
-    """Interface of a worker that runs one pass at a time, such as `Worker`."""
-
-    @property
-    def is_alive(self) -> bool: ...
-
-    def has_loaded(self, model: Model) -> bool: ...
-
-    def predict(self, model: Model, images: np.ndarray, client: str) -> np.ndarray: ...
-
-    def restart(self) -> None: ...
 
 
 class Batcher:
@@ -96,7 +82,7 @@ class Batcher:
 
     def __init__(
         self,
-        workers: Sequence[Runner],
+        workers: Sequence[Worker],
         *,
         max_batch: int,
         max_wait_seconds: float,
@@ -110,10 +96,10 @@ class Batcher:
         self._changed = threading.Lock()
         self._wakers = {worker: threading.Condition(self._changed) for worker in workers}
         self._announced = 0
-        self._idle: set[Runner] = set()
+        self._idle: set[Worker] = set()
         self._stopping = threading.Event()
-        self._given_up: set[Runner] = set()  # workers that keep crashing, until they restart
-        self._running: dict[Runner, str] = {}  # the client of each pass
+        self._given_up: set[Worker] = set()  # workers that keep crashing, until they restart
+        self._running: dict[Worker, str] = {}  # the client of each pass
         self._active: TTLCache[str, None] = TTLCache(1000, ACTIVE_SECONDS)  # active clients
         self._disabled: dict[str, tuple[Model, float]] = {}  # disabled models, and until when
         self._threads = [
@@ -179,7 +165,7 @@ class Batcher:
 
     @contextmanager
     def submitted(
-        self, questions: Sequence[tuple[Model, np.ndarray]], only: Runner | None = None
+        self, questions: Sequence[tuple[Model, np.ndarray]], only: Worker | None = None
     ) -> Iterator[list[list[ImageJob]]]:
         """Queue the images of one request for each model; on exit, jobs that haven't started leave the queue.
 
@@ -207,7 +193,7 @@ class Batcher:
         with self._changed:
             self._queue.require_capacity(current_client.get(), sum(images * model.seconds for model in models))
 
-    def _jobs_of(self, request: Request, model: Model, images: np.ndarray, only: Runner | None) -> list[ImageJob]:
+    def _jobs_of(self, request: Request, model: Model, images: np.ndarray, only: Worker | None) -> list[ImageJob]:
         self.require_enabled(model)
         size = max(1, min(self.max_batch, int(PASS_SECONDS / model.seconds)))
         parts = [images[start : start + size] for start in range(0, len(images), size)]
@@ -216,7 +202,7 @@ class Batcher:
             for part in parts
         ]
 
-    async def predict(self, model: Model, images: np.ndarray, only: Runner | None = None) -> np.ndarray:
+    async def predict(self, model: Model, images: np.ndarray, only: Worker | None = None) -> np.ndarray:
         """Return what `Predictor.predict` returns for uint8 images [N, C, H, W]; a cancelled call leaves the queue.
 
         Raises:
@@ -227,7 +213,7 @@ class Batcher:
         with self.submitted([(model, images)], only) as (jobs,):
             return await answers(jobs)
 
-    def _run(self, worker: Runner) -> None:
+    def _run(self, worker: Worker) -> None:
         crashes = 0  # in a row, with neither an answer nor a passed health check in between
         try:
             while (batch := self._next_batch(worker)) is not None:
@@ -240,7 +226,7 @@ class Batcher:
         finally:
             self._give_up(worker)
 
-    def _restart(self, worker: Runner, crashes: int) -> bool:
+    def _restart(self, worker: Worker, crashes: int) -> bool:
         """Restart a worker, after a pause if it keeps crashing; return False if the batcher is stopping."""
         logger.error("an inference process ended and is being replaced")
         while not self._stopping.is_set():
@@ -257,14 +243,14 @@ class Batcher:
                 return True
         return False
 
-    def _give_up(self, worker: Runner) -> None:
+    def _give_up(self, worker: Worker) -> None:
         """Release the jobs of this worker; if no other worker is running, reject all waiting jobs."""
         with self._changed:
             self._given_up.add(worker)
             if len(self._given_up) == len(self.workers):
                 refuse(self._queue.in_order(), InferenceStopped("inference isn't running"))
 
-    def _serve(self, batch: Sequence[ImageJob], worker: Runner) -> bool:
+    def _serve(self, batch: Sequence[ImageJob], worker: Worker) -> bool:
         """Answer the batch; return False if it crashed the worker."""
         try:
             self._answer(batch, worker)
@@ -295,7 +281,7 @@ class Batcher:
                 job.is_retried |= has_begun
             self._queue.put_back(batch)
 
-    def _next_batch(self, worker: Runner) -> list[ImageJob] | None:
+    def _next_batch(self, worker: Worker) -> list[ImageJob] | None:
         """Return the next jobs of one model that run together.
 
         The list is empty if the worker is gone, or if no job came for `HEALTH_CHECK_SECONDS`, so that its health is
@@ -334,7 +320,7 @@ class Batcher:
         if worker := next((idle for idle in self._idle if waiting and self._next_jobs(waiting, idle)), None):
             self._wakers[worker].notify()
 
-    def _next_jobs(self, waiting: Sequence[ImageJob], worker: Runner) -> list[ImageJob]:
+    def _next_jobs(self, waiting: Sequence[ImageJob], worker: Worker) -> list[ImageJob]:
         """Return the next jobs of one model for this worker, skipping models that only other idle workers have loaded.
 
         While other clients are active, one client gets at most all workers but one.
@@ -362,7 +348,7 @@ class Batcher:
             return 0.0
         return min(job.submitted for job in jobs) + self.max_wait_seconds - time.monotonic()
 
-    def _answer(self, batch: Sequence[ImageJob], worker: Runner) -> None:
+    def _answer(self, batch: Sequence[ImageJob], worker: Worker) -> None:
         """Run one pass; if it fails, run each job alone, so that a bad image affects no other."""
         started = time.monotonic()
         try:

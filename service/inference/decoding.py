@@ -168,7 +168,7 @@ class Decoder:
         return await self._in_thread(outline, upload.content)
 
     async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
-        async with self._in_threads.turn(SMALL_SECONDS):
+        async with self._in_threads.hold(SMALL_SECONDS):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     async def _in_process(self, upload: Upload, shapes: Sequence[Shape], work: int, share: _Share) -> Decoded:

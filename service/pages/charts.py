@@ -310,12 +310,9 @@ def mark_pairs(
     return axis, [
         (
             pair,
-            Mark(
-                ours=axis.at(pair.value),
-                low=axis.at(pair.low),
-                high=axis.at(pair.high),
-                is_thin=False,
-                paper=None if claim.value is None else axis.at(claim.value),
+            axis.mark(
+                *(pair.value, pair.low, pair.high),
+                paper=claim.value,
                 text=f"{titles[pair.arm]} against {titles[pair.against]}: {_tell_gain(pair, claim)}",
             ),
         )
@@ -338,12 +335,10 @@ def mark_labs(record: JudgedClaim) -> tuple[Axis, list[tuple[Mapping[str, Any], 
     axis = Axis(
         [*shown, *([0.0] if facts.is_gain else [])], lambda end: in_terms_of(end, claim), is_linear=True, most=3
     )
-    found = []
-    for row, numbers in zip(rows, places, strict=True):
-        ours, low, high, paper = (None if number is None else axis.at(number) for number in (*numbers, printed))
-        text = f"{row['lab']}: {in_terms_of(row['ours'], claim)}"
-        found.append((row, Mark(ours=ours, low=low, high=high, is_thin=False, paper=paper, text=text)))
-    return axis, found
+    return axis, [
+        (row, axis.mark(*numbers, paper=printed, text=f"{row['lab']}: {in_terms_of(row['ours'], claim)}"))
+        for row, numbers in zip(rows, places, strict=True)
+    ]
 
 
 def _tell_gain(pair: PairGain, claim: Claim) -> str:

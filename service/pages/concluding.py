@@ -20,12 +20,13 @@ from service.pages.formats import (
     lower_first,
     percent,
     points,
+    print_value,
     unit_of,
     upper_first,
     value_in,
 )
 from service.pages.legend import describe_part, headline_of, is_part, levels, sizes
-from service.pages.wording import name_metric, print_ours, print_value, side_of, span_of
+from service.pages.wording import name_metric, print_ours, side_of, span_of
 from stages.results import (
     INEXACT_SHARE,
     ArmRow,

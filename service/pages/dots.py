@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from service.pages.formats import in_terms_of
+from service.pages.formats import in_terms_of, print_value
 from service.pages.legend import COLOURS, word_of
 from service.pages.plots import Axis
-from service.pages.wording import print_ours, print_value, span_of
+from service.pages.wording import print_ours, span_of
 from stages.results import JudgedClaim, Word
 
 WIDTH, MOST = 640.0, 1.5
@@ -156,34 +157,36 @@ Write = Callable[[float], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """Our number and its interval on an axis, with the printed number and the margin around it."""
+    """Our number and its interval on an axis, with the printed number and the `margin` around it.
 
-    axis: Axis
+    `has_zero`: the axis includes zero.
+    """
+
     ours: float
     low: float
     high: float
-    printed: float | None
-    same: tuple[float, float] | None
+    write: Write
     side: str
     text: str
+    printed: float | None = None
+    margin: float | None = None
+    has_zero: bool = False
 
+    @property
+    def same(self) -> tuple[float, float] | None:
+        """Return the ends of the margin."""
+        return (
+            (self.printed - self.margin, self.printed + self.margin)
+            if self.printed is not None and self.margin
+            else None
+        )
 
-def draw_interval(
-    ours: float,
-    ends: tuple[float, float],
-    write: Write,
-    *,
-    side: str,
-    text: str,
-    printed: float | None = None,
-    margin: float | None = None,
-    has_zero: bool = False,
-) -> Interval:
-    """Lay out an axis that covers all these numbers; `margin` is around the printed one."""
-    same = (printed - margin, printed + margin) if printed is not None and margin else None
-    shown = [ours, *ends, *(same or ()), *([] if printed is None else [printed]), *([0.0] if has_zero else [])]
-    axis = Axis(shown, write, most=MOST_TICKS, is_linear=True)
-    return Interval(axis=axis, ours=ours, low=ends[0], high=ends[1], printed=printed, same=same, side=side, text=text)
+    @cached_property
+    def axis(self) -> Axis:
+        shown = [self.ours, self.low, self.high, *(self.same or ()), *([0.0] if self.has_zero else [])]
+        return Axis(
+            shown + ([] if self.printed is None else [self.printed]), self.write, most=MOST_TICKS, is_linear=True
+        )
 
 
 def draw_claim(record: JudgedClaim, name: str) -> Interval | None:
@@ -198,10 +201,11 @@ def draw_claim(record: JudgedClaim, name: str) -> Interval | None:
     facts = claim.facts
     start = (claim.value or 0.0) if facts.number in ("model", "ours") else 0.0
     printed = 0.0 if facts.is_alike else None if claim.factor or facts.at_size else claim.value
-    return draw_interval(
-        start + verdict.estimate,
-        (start + verdict.low, start + verdict.high),
-        lambda number: in_terms_of(number, claim, lambda value: f"{value:.4g}".replace("-", "−")),
+    return Interval(
+        ours=start + verdict.estimate,
+        low=start + verdict.low,
+        high=start + verdict.high,
+        write=lambda number: in_terms_of(number, claim, lambda value: f"{value:.4g}".replace("-", "−")),
         side=COLOURS[word_of(record)],
         text=f"{_describe(record, {claim.id: name})}, with the interval {span_of(verdict.low, verdict.high, claim)}",
         printed=printed,

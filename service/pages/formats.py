@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
 
-from jinja2 import Environment, Template
 from markupsafe import Markup, escape
 
 from service.database.curves import name_quantity
 from stages.results import METRICS, Claim
 
 NONE = "–"
+
+
+def read_table(name: str) -> list[dict[str, str]]:
+    """Read a CSV file of this folder."""
+    with Path(__file__).with_name(name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def percent(fraction: float | None, digits: int = 2) -> str:
@@ -182,26 +188,6 @@ def is_web_address(text: str | None) -> bool:
     return (text or "").startswith(("https://", "http://"))
 
 
-def install(environment: Environment, root_path: str = "") -> None:
-    """Register the functions above as filters, and prefix the service's own links with `root_path`."""
-    own = re.compile(rf'\b(href|src|action|formaction)="(?=/)(?!//|{re.escape(root_path)}["/?#])')
-
-    class RootedTemplate(Template):
-        def render(self, *args: Any, **kwargs: Any) -> str:
-            return own.sub(rf'\1="{root_path}', super().render(*args, **kwargs))
-
-    if root_path:
-        environment.template_class = RootedTemplate
-    for function in (
-        *(percent, as_confidence, points, count, flops, memory, energy, duration),
-        *(ratio, as_cost, plain, prose, lower_first, upper_first, is_web_address),
-    ):
-        environment.filters[function.__name__] = function
-    environment.filters |= {"zip": zip, "in_unit": lambda number, unit: value_in(unit or "")(number)}
-    environment.globals |= {"span": span, "value_with": value_with}
-    environment.trim_blocks = environment.lstrip_blocks = True
-
-
 RELATIVE = ("relative gain", "relative reduction")
 
 _OBSERVED = {"kernel_width_gap": "ln σ(feed-forward) − ln σ(attention)"}
@@ -246,27 +232,24 @@ def format_signed_change(value: float | None, claim: Claim, write: Callable[[flo
     return f"{size.removeprefix('+')} {ways[is_up, is_time]}"
 
 
-def print_value(claim: Claim, write: Callable[[float], str]) -> str:
-    """Write the paper's number as printed: with its error, as a range, or as k of n; "–" if the paper prints none.
-
-    `write` formats with all the digits that a paper prints.
-    """
+def print_value(claim: Claim) -> str:
+    """Write the paper's number as printed: with its error, as a range, or as k of n; "–" if the paper prints none."""
     if claim.facts.is_alike:
         loss = None if claim.value is None else in_terms_of(claim.value, claim).removeprefix("+")
         return f"comparable, with losses up to {loss}" if loss else "comparable"
     if claim.value is None or claim.facts.is_implied:
         return NONE
     if claim.facts.at_size:
-        return claim.facts.at_size.format(value_in(claim.unit or "", write)(claim.value))
-    value = format_signed_change(claim.value, claim, write)
+        return claim.facts.at_size.format(value_in(claim.unit or "", exact)(claim.value))
+    value = format_signed_change(claim.value, claim, exact)
     if claim.facts.is_spread:
         return f"{value} between the largest and the smallest of {claim.trials:g}"
     if claim.trials is not None:
         return f"{claim.value:g} of {claim.trials:g} {_TALLIED.get(claim.unit or '', claim.unit or '')}".rstrip()
     if claim.high is not None:
-        return from_to(value, format_signed_change(claim.high, claim, write))
+        return from_to(value, format_signed_change(claim.high, claim, exact))
     if claim.stderr is not None:
-        error = in_terms_of(claim.stderr, claim, write).removeprefix("+")
+        error = in_terms_of(claim.stderr, claim, exact).removeprefix("+")
         number, unit, way = value.partition(" pp ")
         return f"{number} ± {error} {way}" if unit else f"{value} ± {error}"
     return value

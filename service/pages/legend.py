@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-from service.pages.formats import listed
+from service.pages.formats import listed, read_table
 from stages.results import (
     AGAINST_THE_PAPER,
     FOR_THE_PAPER,
@@ -26,59 +26,9 @@ TO_BE_SHOWN = "waiting to be shown"
 NEVER = "can’t be tested here"
 NEVER_ON_HARDWARE = "can’t be tested here (hardware)"
 
-MEANINGS: Mapping[str, str] = {
-    Status.REPRODUCED: "We trained the model again; its result equals the paper’s within the margin.",
-    Status.SUPPORTED: "We trained both models again, and the model that the paper calls better is better.",
-    Status.HOLDS: "We computed or counted it: the claim is true.",
-    Status.HOLDS_UNDER_READING: "The claim is true under one reading of its words and false under another.",
-    Status.NOT_REPRODUCED: "We trained the model again; its result differs from the paper’s by more than the margin.",
-    Status.REVERSED: "We trained both models again, and the other model is better.",
-    Status.FAILS: "We computed or counted it: the claim is false under every reading of its words.",
-    Status.CONTRADICTED: "The claim can’t be true together with other numbers of the same paper, or with physics.",
-    Status.INCONCLUSIVE: "We trained again, but the runs so far don’t decide it.",
-    Status.UNRESOLVED: "We trained again as often as planned, and neither model is clearly better.",
-    Status.UNDECIDABLE: "Trained again, but results scatter more than the margin. No number of runs would decide it.",
-    Status.AGREES: "A shortened run agrees with the paper. It decides nothing.",
-    Status.DISAGREES: "A shortened run disagrees with the paper. It decides nothing.",
-    Status.AS_PRINTED: "A setting, not a result: we train with what the paper prints.",
-    Status.DEVIATES: "A setting, not a result: we train with something else, and say why.",
-    Status.SHOWN: "There is no number to test. We plot our results for you to judge.",
-    WAITING: "A training or a computation can decide it but isn’t complete yet.",
-    TO_BE_SHOWN: "There is no number to test. We will plot our results when a training is complete.",
-    NEVER: "Nothing planned here can decide it; its page says why.",
-    NEVER_ON_HARDWARE: "A time or a speed on a device that we don’t have. "
-    "We show our own time and the ratio between two models for comparison; neither decides.",
-}
-
-_NOT_CONFIRMED = "We trained again. Our reading doesn’t confirm the claim, and a reading can’t refute it."
-_MEANINGS_BY_READING: Mapping[str, str] = {Status.INCONCLUSIVE: _NOT_CONFIRMED, Status.UNRESOLVED: _NOT_CONFIRMED}
-_MEANINGS_FOR_NOISE: Mapping[str, str] = {
-    Status.SUPPORTED: "We trained again with other seeds: they alone explain what the paper prints.",
-    Status.REVERSED: "We trained again with other seeds: they alone don’t explain what the paper prints.",
-    Status.UNRESOLVED: "Trained again as often as planned. Other seeds may or may not explain what the paper prints.",
-}
-REASONS: Mapping[str, str] = {
-    Status.REPRODUCED: "our training gives the printed number",
-    Status.SUPPORTED: "our training agrees",
-    Status.HOLDS: "computed or counted",
-    Status.NOT_REPRODUCED: "our training gives something else",
-    Status.REVERSED: "our training says the opposite",
-    Status.FAILS: "computed: false under every reading",
-    Status.CONTRADICTED: "excluded by the paper’s other numbers, or by physics",
-    Status.HOLDS_UNDER_READING: "depends on the reading",
-    Status.INCONCLUSIVE: "trained, not decided yet",
-    Status.UNRESOLVED: "trained, no clear difference",
-    Status.UNDECIDABLE: "trained, results scatter more than the margin",
-    Status.AGREES: "a shortened run agrees",
-    Status.DISAGREES: "a shortened run disagrees",
-    WAITING: "not trained or computed yet",
-    TO_BE_SHOWN: "has no number, not plotted yet",
-    Status.SHOWN: "has no number, our results are plotted",
-    NEVER: "can’t be tested here",
-    NEVER_ON_HARDWARE: "needs a device that we don’t have",
-    Status.AS_PRINTED: "a setting, and ours is the same",
-    Status.DEVIATES: "a setting, and ours differs",
-}
+_ROWS = {row["key"]: row for row in read_table("verdicts.csv")}
+MEANINGS: Mapping[str, str] = {key: row["meaning"] for key, row in _ROWS.items()}
+REASONS: Mapping[str, str] = {key: row["reason"] for key, row in _ROWS.items()}
 """Second line of a verdict, by key (see `key_of`), in the order of the legend."""
 HEADLINES: Mapping[str, Word] = dict.fromkeys(REASONS, Word.NOT_TESTED) | {str(key): WORD_OF[key] for key in Status}
 
@@ -143,8 +93,8 @@ def data_query(word: str) -> str:
 
 def meaning_of(word: str, kind: str | None = None, reading: str | None = None) -> str:
     """Explain a verdict's status, which may differ by kind of claim and if we chose a reading of its words."""
-    own = _MEANINGS_FOR_NOISE if kind and KINDS[kind].is_spread else _MEANINGS_BY_READING if reading else {}
-    return own.get(word) or MEANINGS[word]
+    own = "meaning for noise" if kind and KINDS[kind].is_spread else "meaning by reading" if reading else "meaning"
+    return _ROWS[word][own] or MEANINGS[word]
 
 
 def address_of(paper: Paper) -> str | None:

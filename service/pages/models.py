@@ -37,18 +37,11 @@ ACCURACIES = ("accuracy", "best_epoch_accuracy")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    arm: ArmComparison
-    ink: Ink
-    mark: Mark | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Panel:
     """One experiment: its models by our rank, then those without a number of ours in the paper's order."""
 
     comparison: ExperimentComparison
-    rows: tuple[Row, ...]
+    rows: list[tuple[ArmComparison, Ink, Mark | None]]
     axis: Axis | None
     choices: Mapping[str, str]
 
@@ -62,9 +55,7 @@ def lay_panels(
     for item in comparisons:
         axis = axis_of(shared or item.arms, item.metric)
         ranked = sorted(item.arms, key=lambda arm: (arm.rank_ours is None, arm.rank_ours or 0))
-        rows = tuple(
-            Row(arm=arm, ink=inks[arm.title], mark=mark_of(arm, item.metric, axis) if axis else None) for arm in ranked
-        )
+        rows = [(arm, inks[arm.title], mark_of(arm, item.metric, axis) if axis else None) for arm in ranked]
         panels.append(Panel(comparison=item, rows=rows, axis=axis, choices=metrics_of(item, kind)))
     return panels
 
@@ -257,13 +248,13 @@ def first_looks(
         for metric in dict.fromkeys(row.claim.metric for row in waiting)
         if metric in METRICS
         for comparison in compare(Question(paper=paper, metric=metric))
+        if comparison.is_real and comparison.cut  # shortened runs
     }
     found = {}
     for row in waiting:
         comparison = compared.get((row.claim.metric, row.experiments[0]))
         find = _look_at_all if row.claim.kind == "qualitative" else _look
-        look = find(row.claim, comparison) if comparison is not None else None
-        if comparison is None or look is None:
+        if comparison is None or (look := find(row.claim, comparison)) is None:
             continue
         dataset = known[comparison.dataset]
         if row.claim.arm in at_chance(comparison, dataset):
@@ -323,20 +314,17 @@ def timed_here(record: JudgedClaim, titles: Mapping[str, str], compare: Answer) 
 
 
 def _look(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
-    """Return the model's own number; None for full-length runs."""
+    """Return the model's own number."""
     mine = next((arm.ours for arm in comparison.arms if arm.arm == claim.arm), None)
-    if not (comparison.is_real and comparison.cut) or claim.unit != comparison.metric.unit or mine is None:
+    if mine is None or claim.unit != comparison.metric.unit or claim.facts.number != "model":
         return None
-    return FirstLook(value=mine.value, n=mine.n, cut=comparison.cut) if claim.facts.number == "model" else None
+    return FirstLook(value=mine.value, n=mine.n, cut=comparison.cut or "")
 
 
 def _look_at_all(claim: Claim, comparison: ExperimentComparison) -> FirstLook | None:
-    """List the results of all models of the experiment, best first; None for full-length runs.
-
-    The best model is always included.
-    """
+    """List the results of all models of the experiment, best first; the best model is always included."""
     known = {arm.arm: (arm.title, arm.ours) for arm in comparison.arms if arm.ours is not None}
-    if not (comparison.is_real and comparison.cut) or claim.arm not in known:
+    if claim.arm not in known:
         return None
     write, mine = value_in(comparison.metric.unit), known[claim.arm][1]
     is_lower = comparison.metric.better == "lower"
@@ -345,7 +333,7 @@ def _look_at_all(claim: Claim, comparison: ExperimentComparison) -> FirstLook | 
     sentence = f"{comparison.metric.title} in shortened runs ({comparison.cut}), the best first: {said}."
     title, best = ordered[0]
     text = write(mine.value) + ("" if best is mine else f" ({title} {write(best.value)})")
-    return FirstLook(value=mine.value, n=mine.n, cut=comparison.cut, text=text, sentence=sentence)
+    return FirstLook(value=mine.value, n=mine.n, cut=comparison.cut or "", text=text, sentence=sentence)
 
 
 def precision_of(comparison: ExperimentComparison) -> str | None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from service.pages.formats import as_confidence, in_terms_of, percent, unit_of
+from service.pages.formats import as_confidence, in_terms_of, percent, unit_of, upper_first
 from service.pages.legend import BY_WORD, COLOURS, MEANINGS, REASONS, headline_of
 from service.pages.wording import side_of
 from stages.results import ICONS, Claim, JudgedClaim, Rules, Status, VerdictRow, levels_of
@@ -120,82 +121,9 @@ def distance(value: float, claim: Claim) -> str:
     return in_terms_of(float(f"{value:.3g}"), claim)
 
 
-def describe_margins(rules: Rules) -> list[tuple[str, str, str]]:
-    """List kinds of claims, how far ours may be from the paper's number and still count as the same, and why."""
-    margins = rules.margins
-    return [
-        (
-            "accuracy or error rate of one model",
-            f"{_points(margins.error_points)}, but no more than {name_share(margins.error_share)} of the paper’s error",
-            "One point is a lot if few errors are left, so a small error has a smaller margin. "
-            "It is never less than the last digit that the paper prints.",
-        ),
-        (
-            "difference between two models, in accuracy or error or as a ratio",
-            f"{name_share(margins.difference_share)} of the printed difference, "
-            f"but at least {_points(margins.difference_points)}",
-            f"Confirming it then means: {_least(margins.difference_share)}. A difference no larger than its margin "
-            "can’t be confirmed in size: no difference at all would count as equal to it.",
-        ),
-        (
-            "two models that are called comparable",
-            _points(margins.comparable_points),
-            "No paper says what it calls comparable. If it calls larger losses comparable, those count, too.",
-        ),
-        (
-            "change of the logarithm of an error, in nats; the same gain at every level",
-            f"{name_share(margins.log_mse_share)} of the printed change",
-            f"Logarithms vary little, so the margin can be narrower: {_least(margins.log_mse_share)}.",
-        ),
-        (
-            "loss of one model",
-            f"{name_share(margins.loss_share)} of the paper’s loss",
-            "No paper prints the spread of its losses, so this is our choice.",
-        ),
-        (
-            "operations (FLOPs); memory",
-            " and ".join(dict.fromkeys(map(name_share, (margins.flops_share, margins.memory_share))))
-            + " of the paper’s number",
-            "Counting conventions differ by a few percent.",
-        ),
-    ]
-
-
-def describe_levels(rules: Rules, plans: Sequence[int]) -> list[tuple[str, ...]]:
-    """List questions with the confidence at every interim analysis of the `plans`, given as numbers of replicates.
-
-    A cell reads "98.3 % after 3, 96.7 % after 5".
-    """
-    found = [levels_of(rules, planned) for planned in plans]
-    questions = {
-        "Which of two models is better? (supported, reversed)": [levels.order for levels in found],
-        "Is a number, or the size of a difference, the paper’s? (reproduced)": [levels.same for levels in found],
-        "… if the paper prints its own error": [levels.with_error for levels in found],
-        "Does it differ from the paper’s? (not reproduced)": [levels.other for levels in found],
-    }
-    return [
-        (
-            question,
-            *(
-                ", ".join(f"{as_confidence(level)} after {n}" for n, level in looks.items()) or "not judged"
-                for looks in of_plans
-            ),
-        )
-        for question, of_plans in questions.items()
-    ]
-
-
 def name_share(share: float) -> str:
     """Write a share as half, a quarter, a tenth or in percent."""
     return {0.5: "half", 0.25: "a quarter", 0.1: "a tenth"}.get(share, percent(share, 0))
-
-
-def _least(share: float) -> str:
-    return f"ours is at least {percent(1 - share, 0)} and at most {percent(1 + share, 0)} of what is printed"
-
-
-def _points(fraction: float) -> str:
-    return f"{100 * fraction:.2f} pp"
 
 
 WIDTH = 360
@@ -286,8 +214,7 @@ def _chance_of_margin(chance: float) -> str:
     return "less than 0.1 %" if chance < 0.001 else percent(chance, 0 if 0.01 <= chance <= 0.99 else 1)
 
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-_PLANS = (3, 5, 10)
+DOCS, TEMPLATES = Path(__file__).resolve().parents[2] / "docs", Path(__file__).resolve().parents[1] / "templates"
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|])")
 
 
@@ -304,21 +231,15 @@ def quote(text: str) -> str:
 
 
 def fill_tables(text: str, rules: Rules) -> str:
-    """Replace the placeholders of the tables of words, margins and levels."""
-    words = (
-        (f"{ICONS[word]} {word}", f"{REASONS[key][0].upper()}{REASONS[key][1:]}. {MEANINGS[key]}", f"`{key}`")
-        for word, keys in BY_WORD.items()
-        for key in keys
-    )
-    tables = {
-        "words": _table(("verdict", "reason", "in the API"), words),
-        "margins": _table(("kind of claim", "counts as the same within", "why"), describe_margins(rules)),
-        "levels": _table(
-            ("question", *(f"{planned} replicates planned" for planned in _PLANS)), describe_levels(rules, _PLANS)
-        ),
-    }
-    for name, lines in tables.items():
-        text = text.replace(f"<!-- {name} -->", "\n".join(lines))
+    """Replace the placeholders of the tables of words, margins and levels (`method_tables.md.jinja`)."""
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True)
+    for function in (percent, upper_first, as_confidence, name_share):
+        environment.filters[function.__name__] = function
+    shown = {"by_word": BY_WORD, "icons": ICONS, "reasons": REASONS, "meanings": MEANINGS, "rules": rules}
+    plans = {planned: levels_of(rules, planned) for planned in (3, 5, 10)}
+    tables = environment.get_template("method_tables.md.jinja").make_module({**shown, "plans": plans})
+    for name in ("words", "margins", "levels"):
+        text = text.replace(f"<!-- {name} -->", str(getattr(tables, name)).strip())
     return text
 
 
@@ -330,10 +251,3 @@ def add_badges(page: Markup) -> Markup:
             f"<td>{ICONS[word]} {word}</td>", f'<td><span class="badge verdict {COLOURS[word]}">{word}</span></td>'
         )
     return Markup(html)
-
-
-def _table(heading: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    head = list(heading)
-    yield f"| {' | '.join(head)} |"
-    yield "|---" * len(head) + "|"
-    yield from (f"| {' | '.join(row)} |" for row in rows)

@@ -79,6 +79,18 @@ class Tick:
     """Left out on phones."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Our number and the paper's on an axis.  `is_thin`: the interval covers the choice of test images only."""
+
+    ours: float | None
+    low: float | None
+    high: float | None
+    paper: float | None
+    text: str
+    is_thin: bool = False
+
+
 class Axis:
     """Maps numbers to percentages from the left or, if it `is_upright`, from the top, with round ticks.
 
@@ -125,6 +137,22 @@ class Axis:
         place = round(100 * (scaled - self._low) / (self._high - self._low), 2)
         return round(100 - place, 2) if self._is_upright else place
 
+    def mark(
+        self,
+        ours: float | None,
+        low: float | None,
+        high: float | None,
+        *,
+        paper: float | None,
+        text: str,
+        is_thin: bool = False,
+    ) -> Mark:
+        """Place our number, its interval and the paper's number; infinite numbers have no place."""
+        numbers = (ours, low, high, paper)
+        places = [None if number is None or not math.isfinite(number) else self.at(number) for number in numbers]
+        ends = places[1:3] if None not in places[1:3] else (None, None)
+        return Mark(ours=places[0], low=ends[0], high=ends[1], paper=places[3], text=text, is_thin=is_thin)
+
     def _decades(self, most: int) -> list[float]:
         """Return powers of ten, with numbers between them if they are few."""
         step = max(1, math.ceil((self._high - self._low) / most))
@@ -157,18 +185,6 @@ def tick_in(unit: str) -> Callable[[float], str]:
     return value_in(unit if unit in ("seconds", "bytes", "count", "flop") else "")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mark:
-    """Our number and the paper's on an axis.  `is_thin`: the interval covers the choice of test images only."""
-
-    ours: float | None
-    low: float | None
-    high: float | None
-    is_thin: bool
-    paper: float | None
-    text: str
-
-
 def interval_of(arm: ArmComparison) -> tuple[float, float, bool] | None:
     """Return both ends of our interval, and True if it covers the choice of test images only."""
     ours = arm.ours
@@ -183,7 +199,7 @@ def printed_of(arm: ArmComparison, metric: MetricInfo) -> float | None:
     return arm.printed.value if arm.printed is not None and arm.printed.unit == metric.unit else None
 
 
-def axis_of(arms: Iterable[ArmComparison], metric: MetricInfo, *, most: int = MOST_TICKS) -> Axis | None:
+def axis_of(arms: Iterable[ArmComparison], metric: MetricInfo) -> Axis | None:
     """Return an axis for these models' numbers; None without any."""
     shown: list[float] = []
     for arm in arms:
@@ -191,7 +207,7 @@ def axis_of(arms: Iterable[ArmComparison], metric: MetricInfo, *, most: int = MO
         own = arm.ours.value if arm.ours else None
         ends = (own, printed_of(arm, metric), *(interval or ())[:2])
         shown += [end for end in ends if end is not None and math.isfinite(end)]
-    return Axis(shown, tick_in(metric.unit), most=most, is_linear=metric.unit == "fraction") if shown else None
+    return Axis(shown, tick_in(metric.unit), is_linear=metric.unit == "fraction") if shown else None
 
 
 def mark_of(arm: ArmComparison, metric: MetricInfo, axis: Axis) -> Mark:
@@ -203,16 +219,7 @@ def mark_of(arm: ArmComparison, metric: MetricInfo, axis: Axis) -> Mark:
         parts.append(f"{write(interval[0])} to {write(interval[1])}{' (test images alone)' if interval[2] else ''}")
     parts += [f"printed {write(printed)}"] if printed is not None else []
     low, high, is_thin = interval or (None, None, False)
-    ends = (ours, low, high, printed)
-    ours, low, high, printed = (None if end is None or not math.isfinite(end) else end for end in ends)
-    return Mark(
-        ours=None if ours is None else axis.at(ours),
-        low=None if low is None or high is None else axis.at(low),
-        high=None if low is None or high is None else axis.at(high),
-        is_thin=is_thin,
-        paper=None if printed is None else axis.at(printed),
-        text=", ".join(parts),
-    )
+    return axis.mark(ours, low, high, paper=printed, text=", ".join(parts), is_thin=is_thin)
 
 
 @dataclass(frozen=True, kw_only=True)

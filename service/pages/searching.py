@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from service.pages.formats import RELATIVE
+from service.pages.formats import RELATIVE, print_value
 from service.pages.legend import word_of
-from service.pages.wording import name_metric, ours_in_words, print_value
+from service.pages.wording import name_metric, ours_in_words
 from stages.results import JudgedClaim, Word
 
 ClaimColumn = Literal["claim", "paper", "ours", "verdict"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from service.pages.dots import Interval, draw_interval
+from service.pages.dots import Interval
 from service.pages.formats import as_confidence, from_to, plain, points, value_in, value_with
 from service.pages.legend import COLOURS, headline_of
 from stages.results import ExperimentComparison, JudgedClaim, Versus, Word
@@ -125,10 +125,11 @@ def draw_gain(found: Versus) -> Interval | None:
     if verdict.estimate is None or verdict.low is None or verdict.high is None:
         return None
     ours, theirs = name_sides(found)
-    return draw_interval(
-        verdict.estimate,
-        (verdict.low, verdict.high),
-        points if found.metric.unit == "fraction" else value_in(found.metric.unit),
+    return Interval(
+        ours=verdict.estimate,
+        low=verdict.low,
+        high=verdict.high,
+        write=points if found.metric.unit == "fraction" else value_in(found.metric.unit),
         side=COLOURS[headline_of(verdict.status)],
         text=f"The gain of {ours} over {theirs} with its interval, right of zero if {ours} is better",
         has_zero=True,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import isclose
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from jinja2 import Environment
+from jinja2 import Environment, Template
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -35,72 +32,60 @@ from stages.results import (
     kind_of_run,
 )
 
-FILE = Path(__file__).with_name("captions.csv")
 _UNITS: Mapping[str, Callable[[float], str]] = {
     "FLOP": formats.flops,
     "percent": lambda number: f"{formats.plain(number)} %",
     "share": lambda number: f"{formats.plain(100 * number)} %",
 }
-_DATA = {
-    "c10": "CIFAR-10",
-    "c100": "CIFAR-100",
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "mnist": "MNIST",
-    "tiny_imagenet": "Tiny ImageNet, 32 px",
-    "tiny_imagenet_64": "Tiny ImageNet, 64 px",
-}
-_NETS = {"vit": "ViT", "mixer": "MLP-Mixer", "20_16": "VGG 20/16", "14_32": "VGG 14/32"}
-_CAPTION_WORDS = {
-    "aether": "AetherGPT",
-    "gpt2": "GPT-2",
-    "linear_relu": "Linear with ReLU",
-    "yat": "a Yat layer",
-    "differences": "from differences",
-    "one_product": "with one product",
-    "two_products": "with two products",
-    "B": "the batch",
-    "d": "the inputs",
-    "n": "the units",
-    "kronecker": "read as a Kronecker product",
-    "per_sample": "read as one number per sample",
-    "estimate": "the estimate",
-    "variance": "the variance",
-    "sigma": "σ",
-    "tau": "τ",
-}
 
 
-@dataclass(frozen=True)
-class Caption:
+class Caption(NamedTuple):
     """Caption of numbers whose whole name matches `pattern`; `text` takes the pattern's groups, in words.
 
-    `paper`: the only paper that it applies to; None for all papers.
+    `paper`: the only paper that it applies to; "" for all papers.
     """
 
-    paper: str | None
+    paper: str
     pattern: re.Pattern[str]
     unit: str
     text: str
 
 
+FORMATS = (
+    *("percent", "as_confidence", "points", "count", "flops", "memory", "energy", "duration", "ratio", "as_cost"),
+    *("plain", "prose", "lower_first", "upper_first", "is_web_address", "print_value", "in_terms_of", "unit_of"),
+    *("format_signed_change", "expected_observation", "by_reading"),
+)
+"""Functions of `formats` that are filters of templates."""
+
+
+def read_terms(*kinds: str) -> dict[str, str]:
+    """Read the words for names of some kinds (data, network, word, metric) from `terms.csv`."""
+    return {row["name"]: row["text"] for row in formats.read_table("terms.csv") if row["kind"] in kinds}
+
+
+_METRICS = read_terms("metric")
+"""Titles of metrics and settings that `METRICS` lacks and whose own name would mislead."""
+_GROUPS = read_terms("data", "network", "word")
+"""Words for the groups of a caption's pattern."""
+
+
 @cache
 def captions() -> tuple[Caption, ...]:
     """Read `captions.csv`: in a name, DATA and NET match any data set and network; a prefix `dac:` names the paper."""
-    sets = {"DATA": "|".join(_DATA), "NET": "|".join(_NETS)}
-    with FILE.open(newline="", encoding="utf-8") as lines:
-        rows = [(*row["name"].rpartition(":"), row["unit"], row["caption"]) for row in csv.DictReader(lines)]
+    names = {"DATA": "|".join(read_terms("data")), "NET": "|".join(read_terms("network"))}
     return tuple(
-        Caption(paper or None, re.compile(re.sub("DATA|NET", lambda match: sets[match[0]], name)), unit, text)
-        for paper, _, name, unit, text in rows
+        Caption(paper, re.compile(re.sub("DATA|NET", lambda found: names[found[0]], name)), row["unit"], row["caption"])
+        for row in formats.read_table("captions.csv")
+        for paper, _, name in [row["name"].rpartition(":")]
     )
 
 
 def find_caption(paper: str, name: str) -> tuple[str, Callable[[float], str]] | None:
     """Return the caption of a finding's number and the function that formats it; None without a caption."""
     for row in captions():
-        if row.paper in (None, paper) and (match := row.pattern.fullmatch(name)):
-            groups = [(_DATA | _NETS | _CAPTION_WORDS).get(group, group) for group in match.groups()]
+        if row.paper in ("", paper) and (match := row.pattern.fullmatch(name)):
+            groups = [_GROUPS.get(group, group) for group in match.groups()]
             return row.text.format(*groups, name=name), _UNITS.get(row.unit) or formats.value_in(row.unit)
     return None
 
@@ -114,60 +99,28 @@ def caption_all(computed: Mapping[str, float], paper: str) -> list[tuple[str, st
     return rows
 
 
-_WORDS = {
-    "dataset.response_max": "Largest response",
-    "dataset.response_min": "Smallest response",
-    "dataset.size": "Side length of the training images",
-    "dataset.test": "Test images",
-    "dataset.train": "Training images",
-    "error": "Test error, last epoch",
-    "l2_coefficient": "Coefficient of the L2 penalty",
-    "max(model.depth)": "Largest depth",
-    "max(model.width)": "Largest width",
-    "max(parameters)": "Most parameters",
-    "min(model.depth)": "Smallest depth",
-    "min(model.width)": "Smallest width",
-    "min(parameters)": "Fewest parameters",
-    "min_log_mse": "Log of the test mean squared error, lowest of any epoch",
-    "model.channel_dim": "Hidden width of channel mixing",
-    "model.channels": "Hidden channels of the feed-forward layer",
-    "model.depth": "Blocks",
-    "model.dim": "Width of a token",
-    "model.mlp_dim": "Hidden width of the MLP",
-    "model.num_heads": "Attention heads",
-    "model.token_dim": "Hidden width of token mixing",
-    "protocol.early_stop.from_epoch": "First epoch that may stop early",
-    "protocol.early_stop.min_delta": "Smallest improvement that delays stopping",
-    "protocol.early_stop.patience": "Patience of early stopping",
-    "protocol.optimizer.lr": "Learning rate",
-    "protocol.optimizer.momentum": "Momentum",
-    "protocol.schedule.factor": "Factor of the learning rate at a step",
-    "protocol.schedule.milestones.0": "First drop of the learning rate, as a share of the steps",
-    "protocol.schedule.milestones.1": "Second drop of the learning rate, as a share of the steps",
-    "protocol.schedule.milestones.2": "Third drop of the learning rate, as a share of the steps",
-    "protocol.schedule.warmup_steps": "Warm-up steps",
-    "protocol.split.test": "Share for testing",
-    "protocol.split.train": "Share for training",
-    "protocol.split.val": "Share for validation",
-}
-"""Titles of metrics and settings that `METRICS` lacks and whose own name would mislead."""
+def install(environment: Environment, root_path: str = "") -> None:
+    """Register the functions that templates use as filters, and prefix the service's own links with `root_path`."""
+    own = re.compile(rf'\b(href|src|action|formaction)="(?=/)(?!//|{re.escape(root_path)}["/?#])')
 
-_WEB_PAGES = "authors' web pages"
-"""A claim's `place` if the authors print it outside the paper."""
+    class RootedTemplate(Template):
+        def render(self, *args: Any, **kwargs: Any) -> str:
+            return own.sub(rf'\1="{root_path}', super().render(*args, **kwargs))
 
-
-def install(environment: Environment) -> None:
-    """Register functions on a claim or verdict as template filters."""
+    if root_path:
+        environment.template_class = RootedTemplate
     for function in (
-        *(side_of, as_run, print_value, print_ours, print_metric, name_quantity, agreement, size_of, verdict_in_words),
-        *(name_reading, ours_is, ours_in_words, name_metric, speaker, threads, caption_all, kind_of_run),
-        *(formats.in_terms_of, formats.unit_of, formats.format_signed_change, formats.expected_observation),
-        *(formats.by_reading, legend.part_of, legend.meaning_of, legend.word_of, legend.key_of, legend.headline_of),
-        *(legend.data_query, legend.address_of, legend.date_of),
+        *(side_of, as_run, print_ours, print_metric, name_quantity, agreement, size_of, verdict_in_words, name_reading),
+        *(ours_is, ours_in_words, name_metric, speaker, threads, caption_all, kind_of_run),
+        *(getattr(formats, name) for name in FORMATS),
+        *(legend.part_of, legend.meaning_of, legend.word_of, legend.key_of, legend.headline_of, legend.data_query),
+        *(legend.address_of, legend.date_of),
     ):
         environment.filters[function.__name__] = function
-    environment.globals |= {"icons": ICONS, "reasons": legend.REASONS}
-    environment.globals |= {"span_of": span_of, "as_precise_as": formats.as_precise_as}
+    environment.filters |= {"zip": zip, "in_unit": lambda number, unit: formats.value_in(unit or "")(number)}
+    environment.globals |= {"icons": ICONS, "reasons": legend.REASONS, "span": formats.span, "span_of": span_of}
+    environment.globals |= {"value_with": formats.value_with, "as_precise_as": formats.as_precise_as}
+    environment.trim_blocks = environment.lstrip_blocks = True
 
 
 def side_of(status: str) -> str:
@@ -211,7 +164,7 @@ def name_metric(metric: str) -> str:
     """Return the title of a metric or setting."""
     if metric in METRICS:
         return METRICS[metric].title
-    return _WORDS.get(metric) or metric.rpartition(".")[2].replace("_", " ").capitalize()
+    return _METRICS.get(metric) or metric.rpartition(".")[2].replace("_", " ").capitalize()
 
 
 def as_run(value: float, claim: Claim) -> str:
@@ -219,14 +172,9 @@ def as_run(value: float, claim: Claim) -> str:
     return formats.value_in(METRICS[claim.metric].unit if claim.metric in METRICS else claim.unit or "")(value)
 
 
-def print_value(claim: Claim) -> str:
-    """Write the paper's number with all its digits, or "–" if it prints none."""
-    return formats.print_value(claim, formats.exact)
-
-
 def speaker(claim: Claim) -> str:
     """Return who makes the claim: the paper, or its authors on their web pages."""
-    return "the authors’ web pages" if claim.place == _WEB_PAGES else "the paper"
+    return "the authors’ web pages" if claim.place == "authors' web pages" else "the paper"
 
 
 def print_ours(verdict: VerdictRow, claim: Claim) -> str:
@@ -272,7 +220,7 @@ def name_with_value(name: str, claim: Claim) -> str:
     same = (claim.value, 100 * claim.value)  # 0.11 is 11 %
     numbers = (float(number) * (1000 if kilo else 1) for number, kilo in re.findall(r"(\d+(?:\.\d+)?)(k?)", name))
     is_named = claim.statement and any(isclose(number, value) for number in numbers for value in same)
-    return name if is_named else f"{name}: {print_value(claim)}"
+    return name if is_named else f"{name}: {formats.print_value(claim)}"
 
 
 def print_metric(row: Metric) -> str:

@@ -15,24 +15,21 @@ from service.database.curves import list_behind
 from service.database.queries import lacking_test_images, list_deviations, list_mentioned, tally_of
 from service.dependencies import Compare, ResultsSession, app_state_of, render_page, site_of
 from service.http.errors import declared
-from service.pages import concluding, opening, planning, wording
-from service.pages.charts import draw_arms, draw_blocks, draw_trend, mark_labs, mark_pairs
-from service.pages.citing import (
-    article_of,
-    bibtex,
-    bibtex_paper,
-    claim_badge,
-    json_ld,
-    paper_badge,
-    times_reproduced,
+from service.pages import (
+    charts,
+    citing,
+    concluding,
+    dots,
+    legend,
+    models,
+    opening,
+    planning,
+    plots,
+    printed,
+    repository,
+    searching,
+    wording,
 )
-from service.pages.dots import draw_claim, draw_lines, draw_strip, share_of
-from service.pages.legend import has_word, known_word, word_of
-from service.pages.models import describe_looks, first_looks, list_chances, timed_here
-from service.pages.plots import inks_of
-from service.pages.printed import count_errors, lay_out, list_shown, take_apart
-from service.pages.repository import render
-from service.pages.searching import ClaimColumn, ClaimIndex, Found, sort_claims
 from service.pages.versus import (
     Pair,
     answer_versus,
@@ -58,7 +55,7 @@ from stages.results import (
 )
 
 router = APIRouter(include_in_schema=False)
-Word = Annotated[str | None, AfterValidator(lambda word: word and known_word(word)), Query(max_length=64)]
+Word = Annotated[str | None, AfterValidator(lambda word: word and legend.known_word(word)), Query(max_length=64)]
 CLAIMS_PER_PAGE = 100
 MAX_PLOTTED = 10  # numbers at the top of a paper's page
 GROUNDS = ("results", "finding", "params", "none")  # order of the list of all claims
@@ -77,7 +74,7 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
         ]
         for paper in papers
     }
-    drawn = {name: [row for row in rows if share_of(row)] for name, rows in by_paper.items()}
+    drawn = {name: [row for row in rows if dots.share_of(row)] for name, rows in by_paper.items()}
     names = wording.name_claims(session, [row for rows in drawn.values() for row in rows])
     by_experiment = {item.experiment: item for item in comparisons}
     marks = Counter(row.verdict.mark for row in judged if row.verdict.registration)
@@ -85,7 +82,7 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
         request,
         "front.html",
         papers=papers,
-        strips={name: draw_strip(rows, names) for name, rows in drawn.items()},
+        strips={name: dots.draw_strip(rows, names) for name, rows in drawn.items()},
         counts={tally.paper: tally for tally in tallies},
         cards=opening.cards_of(tallies),
         open=opening.still_open(tallies),
@@ -111,27 +108,27 @@ def show_paper(
     paper = queries.find_paper(session, name)
     counts = tally_of(session, name)
     every = list_judged(session, ClaimFilter(paper=name))
-    judged = [row for row in every if has_word(row, verdict)]
-    parts = take_apart(judged)
+    judged = [row for row in every if legend.has_word(row, verdict)]
+    parts = printed.take_apart(judged)
     groups = {**parts.results, COMPUTED: parts.computed, "counted": parts.counted, "settings": parts.settings}
-    looks = first_looks(name, judged, compare, queries.list_datasets(session))
+    looks = models.first_looks(name, judged, compare, queries.list_datasets(session))
     titles, arms = wording.titles_of(session)
     deviations = list_deviations(session, name)
     names = {row.claim.id: wording.name_claim(row, titles, arms) for row in judged}
-    drawn, state = draw_lines(judged, names), app_state_of(request)
+    drawn, state = dots.draw_lines(judged, names), app_state_of(request)
     return render_page(
         request,
         "paper.html",
         paper=paper,
         tally=counts,
         before_use=[*paper.before_use, *(filter(None, [opening.describe_open(counts)]) if counts else [])],
-        words=Counter(word_of(row) for row in every),
+        words=Counter(legend.word_of(row) for row in every),
         prospects=opening.prospects(counts.outlook) if counts else "",
         discoveries=opening.describe_discoveries(counts) if counts else "",
         grounds=opening.by_ground([counts]) if counts else [],
         families=list_families(session, paper=name),
         parts_of=parts,
-        groups={place: lay_out(rows, titles, arms) for place, rows in parts.results.items()},
+        groups={place: printed.lay_out(rows, titles, arms) for place, rows in parts.results.items()},
         summaries={place: wording.describe_verdicts(rows, looks) for place, rows in groups.items()},
         counts={
             "counted": wording.count_verdicts(parts.counted),
@@ -140,10 +137,10 @@ def show_paper(
         computed=COMPUTED,
         errors={place: wording.shared_errors(rows, counts) for place, rows in groups.items()} if counts else {},
         names=names,
-        error_counts=count_errors(every),
+        error_counts=printed.count_errors(every),
         looks=looks,
-        chances={place: list_chances(rows, looks) for place, rows in groups.items()},
-        shortened=describe_looks(looks, judged, titles),
+        chances={place: models.list_chances(rows, looks) for place, rows in groups.items()},
+        shortened=models.describe_looks(looks, judged, titles),
         deviations=deviations if verdict is None else [],
         explained=opening.first_places(session, deviations, groups),
         tests=opening.describe_tests(deviations, arms, compare),
@@ -153,8 +150,10 @@ def show_paper(
         ),
         drawn=drawn[:MAX_PLOTTED],
         counts_drawn=len(drawn),
-        bibtex=bibtex_paper(paper, counts, state.settings.address, queries.content_digest(session), state.project),
-        linked_data=article_of(paper, f"{site_of(request)}/papers/{name}"),
+        bibtex=citing.bibtex_paper(
+            paper, counts, state.settings.address, queries.content_digest(session), state.project
+        ),
+        linked_data=citing.article_of(paper, f"{site_of(request)}/papers/{name}"),
         verdict=verdict,
     )
 
@@ -197,7 +196,7 @@ def search_claims(
     q: Annotated[str, Query(max_length=100)] = "",
     verdict: Word = None,
     page: Annotated[int, Query(ge=1, le=1000)] = 1,
-    sort: ClaimColumn | None = None,
+    sort: searching.ClaimColumn | None = None,
     reverse: bool = False,
 ) -> Response:
     """Show the claims that match `q`, grouped by paper, best first; without `q`, all claims, decided ones first.
@@ -205,27 +204,29 @@ def search_claims(
     If sorted by a column, they are in one table.
     """
     everything = list_judged(session, ClaimFilter())
-    judged = [row for row in everything if has_word(row, verdict)]
+    judged = [row for row in everything if legend.has_word(row, verdict)]
     titles, arms = wording.titles_of(session)
     names = {row.claim.id: wording.name_claim(row, titles, arms) for row in everything}
     papers = {paper.name: paper for paper in queries.list_papers(session)}
     known, content = app_state_of(request).indexes, request.scope["state"]["content"]
     if content not in known:
-        index = ClaimIndex(everything, names, arms, {name: paper.title for name, paper in papers.items()}, titles)
+        index = searching.ClaimIndex(
+            everything, names, arms, {name: paper.title for name, paper in papers.items()}, titles
+        )
         known.clear()  # drop the index of a replaced database
         known[content] = index
     ordered = sorted(
         judged, key=lambda row: GROUNDS.index(row.verdict.basis) if wording.is_decided(row.verdict.status) else 9
     )
-    found = known[content].find(q, judged) if q.strip() else Found(ordered, True, [], [])
+    found = known[content].find(q, judged) if q.strip() else searching.Found(ordered, True, [], [])
     groups: dict[str, list[JudgedClaim]] = {}
-    listed = sort_claims(found.claims, sort, names, is_reversed=reverse) if sort else found.claims
+    listed = searching.sort_claims(found.claims, sort, names, is_reversed=reverse) if sort else found.claims
     for row in listed[CLAIMS_PER_PAGE * (page - 1) : CLAIMS_PER_PAGE * page]:
         groups.setdefault("" if sort else row.claim.paper, []).append(row)
     looks = {
         claim: look
         for paper, rows in (groups if q.strip() and not sort else {}).items()
-        for claim, look in first_looks(paper, rows, compare, queries.list_datasets(session)).items()
+        for claim, look in models.first_looks(paper, rows, compare, queries.list_datasets(session)).items()
     }
     return render_page(
         request,
@@ -237,8 +238,8 @@ def search_claims(
         papers=papers,
         names=names,
         looks=looks,
-        shortened=describe_looks(looks, found.claims, titles),
-        words=Counter(word_of(row) for row in everything),
+        shortened=models.describe_looks(looks, found.claims, titles),
+        words=Counter(legend.word_of(row) for row in everything),
         sort=sort,
         reverse=reverse,
         page=page,
@@ -263,13 +264,13 @@ def show_method(request: Request, session: ResultsSession) -> Response:
         ),
     )
     shown, terms = frozenset(parts.files), (planning.DOCS / "glossary.md").read_text(encoding="utf-8")
-    method = render("docs/verdicts.md", text, shown, parts.settings.repository)
+    method = repository.render("docs/verdicts.md", text, shown, parts.settings.repository)
     return render_page(
         request,
         "method.html",
         method=method,
         text=planning.add_badges(method.body),
-        terms=render("docs/glossary.md", terms, shown, parts.settings.repository),
+        terms=repository.render("docs/glossary.md", terms, shown, parts.settings.repository),
         papers=queries.list_papers(session),
     )
 
@@ -298,7 +299,7 @@ def show_claim(
     of_paper = list_judged(session, ClaimFilter(paper=paper.name)) if record.same_error else []
     alike = [row for row in of_paper if row.claim.id in record.same_error]
     lacking = lacking_test_images(session, record.experiments if record.verdict.basis == "params" else ())
-    trend, inks = concluding.find_trend(record, arms), inks_of(session)
+    trend, inks = concluding.find_trend(record, arms), plots.inks_of(session)
     return render_page(
         request,
         "claim.html",
@@ -308,29 +309,29 @@ def show_claim(
         conclusion=concluding.conclude(record, titles, trend),
         reading=concluding.describe_other_reading(trend) if trend else "",
         found=concluding.range_of(trend, record.claim) if trend else wording.ours_in_words(record),
-        trend_chart=draw_trend(trend, titles, record.claim) if trend else None,
+        trend_chart=charts.draw_trend(trend, titles, record.claim) if trend else None,
         qualifications=concluding.qualify(record),
         changes=concluding.sort_changes(record.changes),
         planned=planning.plan_in_words(record.claim, record.verdict),
         departing=sum(deviation.departs for deviation in record.deviations),
-        look=first_looks(paper.name, [record], compare, queries.list_datasets(session)).get(claim_id),
-        timed=timed_here(record, titles, compare),
+        look=models.first_looks(paper.name, [record], compare, queries.list_datasets(session)).get(claim_id),
+        timed=models.timed_here(record, titles, compare),
         counted=concluding.describe_counted(record, lacking),
         related=related,
         names=wording.name_claims(session, [*related, *alike]),
-        tried=times_reproduced(record),
+        tried=citing.times_reproduced(record),
         tests=opening.describe_tests(record.deviations, wording.titles_of(session)[1], compare),
         cited=cited,
-        bibtex=bibtex(record, names[claim_id], paper, state.settings.address, state.project),
-        linked_data=json_ld(record, names[claim_id], paper, address, wording.side_of(record.verdict.status)),
-        plot=draw_claim(record, names[claim_id]),
+        bibtex=citing.bibtex(record, names[claim_id], paper, state.settings.address, state.project),
+        linked_data=citing.json_ld(record, names[claim_id], paper, address, wording.side_of(record.verdict.status)),
+        plot=dots.draw_claim(record, names[claim_id]),
         strip=planning.strip_of(record),
         posterior=planning.describe_chance_of_truth(record),
-        pairs=mark_pairs(record.pairs, titles, record.claim),
-        labs=mark_labs(record),
-        observed_chart=draw_blocks(observed, titles, inks),
-        arms_charts=draw_arms(record, titles, inks),
-        shown=list_shown(session, record, compare),
+        pairs=charts.mark_pairs(record.pairs, titles, record.claim),
+        labs=charts.mark_labs(record),
+        observed_chart=charts.draw_blocks(observed, titles, inks),
+        arms_charts=charts.draw_arms(record, titles, inks),
+        shown=printed.list_shown(session, record, compare),
         titles=titles,
         experiments=experiments,
     )
@@ -340,7 +341,7 @@ def show_claim(
 def show_claim_badge(claim_id: str, session: ResultsSession) -> Response:
     """Return the verdict as a badge for a README."""
     record = find_judged(session, claim_id)
-    return Response(claim_badge(record, wording.side_of(record.verdict.status)), media_type="image/svg+xml")
+    return Response(citing.claim_badge(record, wording.side_of(record.verdict.status)), media_type="image/svg+xml")
 
 
 @router.get("/papers/{name}/badge.svg", responses=declared(404))
@@ -348,4 +349,4 @@ def show_paper_badge(name: str, session: ResultsSession) -> Response:
     """Return a badge for a README that counts a paper's decided claims."""
     paper = queries.find_paper(session, name).name
     counts = tally_of(session, paper)
-    return Response(paper_badge(counts), media_type="image/svg+xml")
+    return Response(citing.paper_badge(counts), media_type="image/svg+xml")

@@ -33,23 +33,7 @@ from service.http.tabular import Table, rows_as_csv
 from service.inference.batching import AnswerFailed, InferenceStopped, ModelUnavailable
 from service.inference.decoding import Upload
 from service.inference.engine import predict
-from service.pages import models
-from service.pages.charts import (
-    MOST_CELLS,
-    Smooth,
-    draw_blocks,
-    draw_costs,
-    draw_curve,
-    draw_curves,
-    picture_of,
-    shade,
-)
-from service.pages.citing import bibtex_table, results_of
-from service.pages.dots import Interval, draw_interval
-from service.pages.formats import value_with
-from service.pages.plots import apart, axis_of, inks_of, interval_of, mark_of, printed_of
-from service.pages.versus import hours_in_words
-from service.pages.wording import name_claims
+from service.pages import charts, citing, dots, formats, models, plots, versus, wording
 from service.slots import Busy
 from stages.checkpoint.contract import CheckpointError
 from stages.results import (
@@ -81,7 +65,7 @@ def show_experiment(
     profile: str | None = None,
     arm: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
     curve: Curve | None = None,
-    smooth: Smooth | None = None,
+    smooth: charts.Smooth | None = None,
     metric: str | None = None,
     cost: str | None = None,
     quantity: str | None = None,
@@ -105,13 +89,13 @@ def show_experiment(
     observed = list_observed(session, comparison, quantities=[looked_at], arms=shown) if looked_at else []
     epochs = len({point.epoch for point in points})
     titles = {item.name: item.title for item in experiment.arms}
-    inks = inks_of(session)
+    inks = plots.inks_of(session)
     spent = {key: {getattr(item.cost, key) for item in comparison.arms} - {None} for key in comparing.COSTS}
     costs = sorted(filter(spent.get, spent), key=lambda key: len(spent[key]) < 2)  # equal costs last
     against = cost if cost in costs else next(iter(costs), None)
     dataset = queries.find_dataset(session, experiment.dataset)
     kind = dataset.kind
-    drawn = draw_curve(points, titles, inks, chosen, kind, smooth) if chosen else None
+    drawn = charts.draw_curve(points, titles, inks, chosen, kind, smooth) if chosen else None
     by_name = {item.name: item for item in experiment.arms}
     proposed = next((item for item in experiment.arms if item.role == "proposed"), experiment.arms[-1])
     other = by_name.get(proposed.against or "", experiment.arms[0])
@@ -127,10 +111,12 @@ def show_experiment(
         experiment=experiment,
         comparison=comparison,
         paper=paper,
-        bibtex=bibtex_table(comparison, paper, state.settings.address, queries.content_digest(session), state.project),
-        linked_data=results_of(experiment, paper, site_of(request), day, state.project),
+        bibtex=citing.bibtex_table(
+            comparison, paper, state.settings.address, queries.content_digest(session), state.project
+        ),
+        linked_data=citing.results_of(experiment, paper, site_of(request), day, state.project),
         claims=claims,
-        names=name_claims(session, claims),
+        names=wording.name_claims(session, claims),
         looks=models.first_looks(experiment.paper, claims, compare, queries.list_datasets(session)),
         guessing=models.describe_chance(comparison, dataset),
         trained=trained,
@@ -146,11 +132,11 @@ def show_experiment(
         some_stop=len({point.replicates for point in points}) > 1,
         quantities=quantities,
         quantity=looked_at,
-        observed_chart=draw_blocks(observed, titles, inks),
+        observed_chart=charts.draw_blocks(observed, titles, inks),
         metrics=comparing.metrics_of(comparison, kind),
         costs={key: comparing.COSTS[key] for key in costs},
         cost=against,
-        cost_chart=draw_costs(comparison, against, inks) if against else None,
+        cost_chart=charts.draw_costs(comparison, against, inks) if against else None,
         pair=pair,
         rows=comparing.lay_side_by_side(experiment, *pair) if len(pair) == 2 else [],
         everything=everything,
@@ -191,7 +177,7 @@ def show_leaderboard(
     entries = comparing.rank(kept, by=sort, is_reversed=reverse)
     info = known_metrics(session)[shown]
     metrics.setdefault(shown, info.title)
-    axis = axis_of([entry.arm for entry in entries], info)
+    axis = plots.axis_of([entry.arm for entry in entries], info)
     experiments = {name: queries.find_experiment(session, name) for name in {e.comparison.experiment for e in entries}}
     lost = {item.experiment: models.at_chance(item, chosen) for item in found}
     return render_page(
@@ -218,9 +204,9 @@ def show_leaderboard(
         twins=models.describe_twins([entry for entry in entries if entry.is_timed]),
         stopwatch=stopwatch,
         stopwatches=stopwatches,
-        inks=inks_of(session),
+        inks=plots.inks_of(session),
         axis=axis,
-        marks=[mark_of(entry.arm, info, axis) for entry in entries if axis],
+        marks=[plots.mark_of(entry.arm, info, axis) for entry in entries if axis],
         most_lines=models.MOST_LINES,
         columns={
             name: title for name, title in comparing.TITLES.items() if name in ON_BOARD and comparing.has(entries, name)
@@ -238,7 +224,7 @@ def show_curves(
     compare: Compare,
     line: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
     curve: Curve | None = None,
-    smooth: Smooth | None = None,
+    smooth: charts.Smooth | None = None,
     format: Literal["html", "csv"] = "html",  # noqa: A002
 ) -> Response:
     """Draw a line for each `line=`: a model as `<experiment>.<arm>`, or a run by its key; empty ones are ignored."""
@@ -254,10 +240,10 @@ def show_curves(
     if format == "csv":
         return Table(rows_as_csv(CurvePointOut, points), "curves")
     titles = {item.name: item.title for item in lines}
-    known = inks_of(session)
-    inks = dict(zip((item.title for item in drawn), apart(known[item.model] for item in drawn), strict=True))
+    known = plots.inks_of(session)
+    inks = dict(zip((item.title for item in drawn), plots.apart(known[item.model] for item in drawn), strict=True))
     kind = drawn[0].kind if drawn else "images"
-    chart = draw_curve(points, titles, inks, chosen, kind, smooth) if chosen else None
+    chart = charts.draw_curve(points, titles, inks, chosen, kind, smooth) if chosen else None
     return render_page(
         request,
         "curves.html",
@@ -307,29 +293,32 @@ def show_model(name: str, request: Request, session: ResultsSession, compare: Co
         ours=ours,
         plot=_plot(ours, comparison.metric),
         chance=models.describe_chance(comparison, dataset, (arm.name,)),
-        hours=hours_in_words(arm.hours),
+        hours=versus.hours_in_words(arm.hours),
         results=results,
-        panels=draw_curves({one: list_curves(session, comparison, one, [arm.name]) for one in curves}, dataset.kind),
+        panels=charts.draw_curves(
+            {one: list_curves(session, comparison, one, [arm.name]) for one in curves}, dataset.kind
+        ),
         answered=answered,
         classes=[one.replace("_", " ") for one in dataset.class_names],
-        shades=shade(answered.confusion) if answered and dataset.classes <= MOST_CELLS else None,
-        picture=picture_of(answered.confusion) if answered and dataset.classes > MOST_CELLS else None,
+        shades=charts.shade(answered.confusion) if answered and dataset.classes <= charts.MOST_CELLS else None,
+        picture=charts.picture_of(answered.confusion) if answered and dataset.classes > charts.MOST_CELLS else None,
         mistakes=answered.mistakes(MOST_MISTAKES) if answered else [],
         tiles=_tiles(request, dataset.name, answered, next(iter(served), None)) if answered else None,
         served=served,
         claims=claims,
-        names=name_claims(session, claims),
+        names=wording.name_claims(session, claims),
     )
 
 
-def _plot(ours: ArmComparison | None, metric: MetricInfo) -> Interval | None:
+def _plot(ours: ArmComparison | None, metric: MetricInfo) -> dots.Interval | None:
     """Draw the model's number, its interval over replicates or, for one run, test images, and the printed number."""
-    if ours is None or ours.ours is None or (interval := interval_of(ours)) is None:
+    if ours is None or ours.ours is None or (interval := plots.interval_of(ours)) is None:
         return None
     low, high, _ = interval
-    write = value_with(low, high, metric.unit)
+    write = formats.value_with(low, high, metric.unit)
     text = f"{metric.title}: {write(ours.ours.value)}, 95 % interval {write(low)} to {write(high)}"
-    return draw_interval(ours.ours.value, (low, high), write, side="ours", text=text, printed=printed_of(ours, metric))
+    value, printed = ours.ours.value, plots.printed_of(ours, metric)
+    return dots.Interval(ours=value, low=low, high=high, write=write, side="ours", text=text, printed=printed)
 
 
 def _tiles(

@@ -121,7 +121,7 @@ async def export_database(request: Request) -> Response:
 
 async def _download(request: Request, filename: str, media_type: str, write: Write) -> Response:
     exports = app_state_of(request).exports
-    export = await exports.get(filename, await exports.content(), write)
+    export = await exports.get(filename, write)
     if export.etag in known_tags(request.headers):
         raise NotModified(export.etag)
     request.scope["state"]["etag"] = export.etag

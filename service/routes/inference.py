@@ -1,6 +1,6 @@
 """`POST /predict`: ask trained models about images.
 
-The most frequent request, one small file answered as JSON, takes a fast path (`ExpressRoute`) past FastAPI's general
+The most frequent request, one small file answered as JSON, takes a fast path (`FastPathRoute`) past FastAPI's general
 form parser, dependencies and validation.  Every other request, and every refused one, continues to the route itself
 with its body unchanged, so that all rules and errors are in one place.
 """
@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from service.database import queries
 from service.database.samples import Samples
 from service.database.schemas import ImageAnswersOut, PredictionOut, SampleOut
-from service.dependencies import AppState, app_state_of, render_page, unless_gone
+from service.dependencies import AppState, app_state_of, cancel_on_disconnect, render_page
 from service.http.errors import Problem, declared, preferred
 from service.http.strict import FormRoute, only_file
 from service.inference.decoding import Upload
@@ -45,7 +45,7 @@ class PlainQuery:
     top_k: int
 
 
-class ExpressRoute(FormRoute):
+class FastPathRoute(FormRoute):
     """A form's route with a fast path."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +67,7 @@ class ExpressRoute(FormRoute):
         if form is None or form[0] != "file" or len(form[2]) > parts.settings.max_image_bytes:
             await super().handle(scope, _again(messages, receive), send)
             return
-        answer = await unless_gone(receive, _predict(parts, query, Upload(*form[1:])))
+        answer = await cancel_on_disconnect(receive, _predict(parts, query, Upload(*form[1:])))
         fields = [(b"content-length", b"%d" % len(answer)), (b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": fields})
         await send({"type": "http.response.body", "body": answer})
@@ -107,7 +107,7 @@ def _again(messages: list[Message], receive: Receive) -> Receive:
     return received
 
 
-router = APIRouter(route_class=ExpressRoute)
+router = APIRouter(route_class=FastPathRoute)
 SAMPLE = re.compile(r"([a-z0-9-]{1,64})/([0-9]{1,12})")
 Checkpoints = Annotated[
     list[str], Query(max_length=MAX_NAMES, description="ids of checkpoints", examples=[["ninformer-cifar100.vit.0"]])
@@ -214,7 +214,9 @@ async def create_prediction(
     images = await read_images(file, sample, parts.settings)
     uploads = [upload for upload, _, fault in images if not fault]
     parts.engine.require_capacity(len(uploads), served_checkpoints)
-    prediction = await unless_gone(request.receive, predict(uploads, served_checkpoints, parts.engine, top_k=top_k))
+    prediction = await cancel_on_disconnect(
+        request.receive, predict(uploads, served_checkpoints, parts.engine, top_k=top_k)
+    )
     answers = iter(prediction.images)
     prediction.images = [
         ImageAnswersOut(file=upload.name, answers=[], problem=fault)

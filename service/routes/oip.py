@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 
 from service.database import queries, schemas
-from service.dependencies import ResultsSession, app_state_of, unless_gone
+from service.dependencies import ResultsSession, app_state_of, cancel_on_disconnect
 from service.http.errors import declared
 from service.inference.choices import find_version, find_versions
 from service.inference.tensors import InferRequest, describe_tensors, read_request, write_answer
@@ -138,21 +138,11 @@ async def version_ready(model: ModelName, served_checkpoint: Named, request: Req
     return schemas.ModelReadyOut(name=model, ready=True)
 
 
-async def read_body(request: Request) -> bytes:
-    return await request.body()
-
-
-Body = Annotated[bytes, Depends(read_body)]
 HeaderLength = Annotated[str | None, Header(alias="inference-header-content-length", include_in_schema=False)]
 
 
-async def _infer(
-    request: Request,
-    served_checkpoint: queries.ServedCheckpoint,
-    body: bytes,
-    header_length: str | None,
-) -> Response:
-    parts = app_state_of(request)
+async def _infer(request: Request, served_checkpoint: queries.ServedCheckpoint, header_length: str | None) -> Response:
+    parts, body = app_state_of(request), await request.body()
 
     async def work() -> tuple[InferRequest, Any]:
         with parts.engine.batcher.announce():
@@ -163,7 +153,7 @@ async def _infer(
             )
         return asked, await parts.engine.batcher.predict(chosen, asked.images)
 
-    asked, answer = await unless_gone(request.receive, work())
+    asked, answer = await cancel_on_disconnect(request.receive, work())
     head = {
         "model_name": served_checkpoint.model_name,
         "model_version": served_checkpoint.model_version,
@@ -184,22 +174,12 @@ INFER: dict[str, Any] = {
 
 
 @router.post("/models/{model}/infer", operation_id="modelInfer", **INFER)
-async def infer(
-    request: Request,
-    served_checkpoint: Lowest,
-    body: Body,
-    header_length: HeaderLength = None,
-) -> Response:
+async def infer(request: Request, served_checkpoint: Lowest, header_length: HeaderLength = None) -> Response:
     """Predict images with a model's lowest replicate; tensors are JSON, or raw bytes after it."""
-    return await _infer(request, served_checkpoint, body, header_length)
+    return await _infer(request, served_checkpoint, header_length)
 
 
 @router.post("/models/{model}/versions/{version}/infer", operation_id="modelVersionInfer", **INFER)
-async def infer_version(
-    request: Request,
-    served_checkpoint: Named,
-    body: Body,
-    header_length: HeaderLength = None,
-) -> Response:
+async def infer_version(request: Request, served_checkpoint: Named, header_length: HeaderLength = None) -> Response:
     """Predict images with one version of a model."""
-    return await _infer(request, served_checkpoint, body, header_length)
+    return await _infer(request, served_checkpoint, header_length)

@@ -22,12 +22,7 @@ from service.dependencies import Compare, ResultsSession, app_state_of, render_p
 from service.http.caching import tag_answer
 from service.http.errors import Problem, declared, own_path
 from service.http.tabular import PageRoute
-from service.pages.charts import draw_curves, draw_inside, draw_overlay
-from service.pages.citing import results_on
-from service.pages.models import answer_best, curve_for, describe_chance, first_shown, lay_panels
-from service.pages.plots import Drawing, Ink, inks_of
-from service.pages.repository import render
-from service.pages.wording import name_claims
+from service.pages import charts, citing, models, plots, repository, wording
 from service.routes.claim_pages import show_papers
 from stages.results import ClaimFilter, ExperimentComparison, Provenance, Question, Status, fidelity_of, list_judged
 
@@ -73,8 +68,8 @@ def show_comparison(
     asked = Question(dataset=chosen.name, paper=paper, profile=profile, metric=metric, provenance=provenance)
     comparisons = sorted(compare(asked), key=lambda item: (not item.is_real, bool(item.cut)))
     real = [item for item in comparisons if item.is_real]
-    inks = inks_of(session)
-    panels = lay_panels(comparisons, inks, chosen.kind, metric)
+    inks = plots.inks_of(session)
+    panels = models.lay_panels(comparisons, inks, chosen.kind, metric)
     judged, day = list_judged(session, ClaimFilter(dataset=chosen.name)), queries.read_meta(session, "newest_result")
     # Claims that one experiment alone decides, other than its models' own numbers.
     decided = [
@@ -95,18 +90,18 @@ def show_comparison(
         chosen={name: value for name, value in vars(asked).items() if value and name != "dataset"},
         profile=profile,
         metric=metric,
-        answer=answer_best(comparisons),
+        answer=models.answer_best(comparisons),
         panels=panels,
         metrics=dict(
             pair for panel in panels if panel.comparison.is_real or not real for pair in panel.choices.items()
         ),
         curves={item.experiment: _draw_curves(session, item, curve, inks, chosen.kind) for item in real},
         costs={cost: comparing.TITLES[cost] for cost in comparing.COSTS},
-        names=name_claims(session, judged),
+        names=wording.name_claims(session, judged),
         decided={
             item.experiment: [row for row in decided if row.experiments[0] == item.experiment] for item in comparisons
         },
-        guessing={item.experiment: describe_chance(item, chosen) for item in comparisons},
+        guessing={item.experiment: models.describe_chance(item, chosen) for item in comparisons},
         papers={paper.name: paper for paper in queries.list_papers(session)},
         to_try=_to_try(served, comparisons, checkpoint),
         answering=sum(not row.is_stand_in for row in served),
@@ -115,24 +110,24 @@ def show_comparison(
         sample=sample,
         max_images=parts.settings.max_images,
         needs_key=parts.settings.keys is not None,
-        linked_data=results_on(chosen, site_of(request), day, parts.project),
+        linked_data=citing.results_on(chosen, site_of(request), day, parts.project),
     )
     page.headers["vary"] = "Accept"
     return page
 
 
 def _draw_curves(
-    session: Session, comparison: ExperimentComparison, asked: Curve | None, inks: Mapping[str, Ink], kind: str
-) -> tuple[Curve, Drawing, dict[str, str]] | None:
+    session: Session, comparison: ExperimentComparison, asked: Curve | None, inks: Mapping[str, plots.Ink], kind: str
+) -> tuple[Curve, plots.Drawing, dict[str, str]] | None:
     """Return the curve's name, its drawing and the titles of all curves; None without curves."""
     known = known_curves(session, comparison)
-    chosen = asked if asked in known else curve_for(comparison.metric, known)
+    chosen = asked if asked in known else models.curve_for(comparison.metric, known)
     if chosen is None:
         return None
     arms = queries.arms_of(session, [comparison.experiment])
-    shown = first_shown(arms, [arm.arm for arm in comparison.arms if arm.run_keys])
+    shown = models.first_shown(arms, [arm.arm for arm in comparison.arms if arm.run_keys])
     points = list_curves(session, comparison, chosen, shown)
-    drawn = draw_overlay(points, {arm.name: arm.title for arm in arms}, inks, unit_of_curve(chosen, kind))
+    drawn = charts.draw_overlay(points, {arm.name: arm.title for arm in arms}, inks, unit_of_curve(chosen, kind))
     return (chosen, drawn, {name: name_curve(name, kind) for name in known}) if drawn else None
 
 
@@ -197,7 +192,7 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
         session, experiments[results[0].experiment].dataset
     ).kind  # the same for all results of a run
     titles = {name: {arm.name: arm.title for arm in item.arms} for name, item in experiments.items()}
-    inks = inks_of(session)
+    inks = plots.inks_of(session)
     shown = [
         {
             "row": result,
@@ -206,9 +201,9 @@ def show_run(run_key: str, request: Request, session: ResultsSession) -> Respons
             "label": fidelity_of(result),
             "trained_on": min(result.spec["protocol"].get("train_images") or result.train_images, result.train_images),
             "checkpoint": checkpoints.get(result.id),
-            "panels": draw_curves(curves := curves_of_run(result), kind),
+            "panels": charts.draw_curves(curves := curves_of_run(result), kind),
             "curves": {name: (name_curve(name, kind), unit_of_curve(name, kind)) for name in curves},
-            "observed": draw_inside(result, titles[result.experiment], inks),
+            "observed": charts.draw_inside(result, titles[result.experiment], inks),
         }
         for result in results
     ]
@@ -238,5 +233,9 @@ def show_file(path: str, request: Request) -> Response:
     if path.endswith(".png"):
         return Response(content, media_type="image/png")
     text = content.decode(errors="replace")
-    document = render(path, text, frozenset(parts.files), parts.settings.repository) if path.endswith(".md") else None
+    document = (
+        repository.render(path, text, frozenset(parts.files), parts.settings.repository)
+        if path.endswith(".md")
+        else None
+    )
     return render_page(request, "file.html", path=path, content=text, document=document)

@@ -8,22 +8,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 
-from service.database import claim_schemas, curves, queries
-from service.database.comparing import compare_one
+from service.database import claim_schemas, comparing, curves, queries, schemas, trails
 from service.database.samples import Samples
-from service.database.schemas import (
-    ArmResultOut,
-    CheckpointOut,
-    CurvePointOut,
-    DatasetOut,
-    ExperimentOut,
-    Out,
-    PaperOut,
-    RunDetailOut,
-    RunOut,
-    SampleOut,
-)
-from service.database.trails import TrailsOut, describe_trails
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.http.strict import StrictRoute
@@ -71,7 +57,7 @@ def listing(tag: str, path: str, operation: str, items: Any, *errors: int) -> Ca
     return router.get(f"/api/v1{path}", tags=[tag], operation_id=operation, response_model=items, responses=responses)
 
 
-class ComparisonOut(Out):
+class ComparisonOut(schemas.Out):
     comparisons: tuple[ExperimentComparison, ...]
 
 
@@ -123,36 +109,38 @@ def read_versus(
     return claim_schemas.describe_versus(found, answer_versus(found))
 
 
-@listing("catalogue", "/papers", "listPapers", list[PaperOut])
-def list_papers(session: ResultsSession, page: Paging) -> Sequence[PaperOut] | Response:
+@listing("catalogue", "/papers", "listPapers", list[schemas.PaperOut])
+def list_papers(session: ResultsSession, page: Paging) -> Sequence[schemas.PaperOut] | Response:
     """The papers whose claims are tested."""
-    return page.answer_with(PaperOut, queries.list_papers(session))
+    return page.answer_with(schemas.PaperOut, queries.list_papers(session))
 
 
 @router.get("/api/v1/papers/{name}", tags=["catalogue"], operation_id="getPaper", responses=declared(404))
-def read_paper(name: str, session: ResultsSession) -> PaperOut:
+def read_paper(name: str, session: ResultsSession) -> schemas.PaperOut:
     """One paper."""
-    return PaperOut.model_validate(queries.find_paper(session, name))
+    return schemas.PaperOut.model_validate(queries.find_paper(session, name))
 
 
-@listing("catalogue", "/datasets", "listDatasets", list[DatasetOut])
-def list_datasets(session: ResultsSession, page: Paging) -> Sequence[DatasetOut] | Response:
+@listing("catalogue", "/datasets", "listDatasets", list[schemas.DatasetOut])
+def list_datasets(session: ResultsSession, page: Paging) -> Sequence[schemas.DatasetOut] | Response:
     """The data sets that models are trained and tested on."""
-    return page.answer_with(DatasetOut, queries.list_datasets(session))
+    return page.answer_with(schemas.DatasetOut, queries.list_datasets(session))
 
 
 @router.get("/api/v1/datasets/{name}", tags=["catalogue"], operation_id="getDataset", responses=declared(404))
-def read_dataset(name: str, session: ResultsSession) -> DatasetOut:
+def read_dataset(name: str, session: ResultsSession) -> schemas.DatasetOut:
     """One data set."""
-    return DatasetOut.model_validate(queries.find_dataset(session, name))
+    return schemas.DatasetOut.model_validate(queries.find_dataset(session, name))
 
 
-@listing("catalogue", "/datasets/{name}/samples", "listSamples", list[SampleOut], 404)
-def list_samples(name: str, request: Request, session: ResultsSession, page: Paging) -> Sequence[SampleOut] | Response:
+@listing("catalogue", "/datasets/{name}/samples", "listSamples", list[schemas.SampleOut], 404)
+def list_samples(
+    name: str, request: Request, session: ResultsSession, page: Paging
+) -> Sequence[schemas.SampleOut] | Response:
     """Test images to try a model on: a few classes, one image each."""
     settings = app_state_of(request).settings
     samples = Samples(settings.root, queries.find_dataset(session, name).name, settings.root_path)
-    return page.answer_with(SampleOut, samples.chosen())
+    return page.answer_with(schemas.SampleOut, samples.chosen())
 
 
 @router.get(
@@ -174,21 +162,21 @@ def read_sample(
     return Response(samples.png(position), media_type="image/png")
 
 
-@listing("catalogue", "/experiments", "listExperiments", list[ExperimentOut], 404)
+@listing("catalogue", "/experiments", "listExperiments", list[schemas.ExperimentOut], 404)
 def list_experiments(
     session: ResultsSession, page: Paging, paper: PaperFilter = None, dataset: DatasetFilter = None
-) -> Sequence[ExperimentOut] | Response:
+) -> Sequence[schemas.ExperimentOut] | Response:
     """Experiments: one table or figure of one paper on one data set."""
-    return page.answer_with(ExperimentOut, queries.list_experiments(session, paper=paper, dataset=dataset))
+    return page.answer_with(schemas.ExperimentOut, queries.list_experiments(session, paper=paper, dataset=dataset))
 
 
 @router.get("/api/v1/experiments/{name}", tags=["catalogue"], operation_id="getExperiment", responses=declared(404))
-def read_experiment(name: str, session: ResultsSession) -> ExperimentOut:
+def read_experiment(name: str, session: ResultsSession) -> schemas.ExperimentOut:
     """One experiment: its protocol as printed, and its arms."""
-    return ExperimentOut.model_validate(queries.find_experiment(session, name))
+    return schemas.ExperimentOut.model_validate(queries.find_experiment(session, name))
 
 
-@listing("catalogue", "/experiments/{name}/curves", "listCurves", list[CurvePointOut], 404)
+@listing("catalogue", "/experiments/{name}/curves", "listCurves", list[schemas.CurvePointOut], 404)
 def list_experiment_curves(
     name: str,
     session: ResultsSession,
@@ -197,14 +185,14 @@ def list_experiment_curves(
     curve: Annotated[curves.Curve, Query(description="quantity to plot over epochs")] = "test_accuracy",
     profile: ProfileFilter = None,
     arm: Annotated[list[str], Query(max_length=64, description="only these arms", examples=[["vit"]])] = [],  # noqa: B006
-) -> Sequence[CurvePointOut] | Response:
+) -> Sequence[schemas.CurvePointOut] | Response:
     """Learning curves: mean, minimum and maximum over the compared replicates, by arm and epoch."""
     experiment = queries.find_experiment(session, name)
     for wanted in arm:
         queries.find_arm(experiment, wanted)
-    comparison = compare_one(compare, experiment, profile=profile)
+    comparison = comparing.compare_one(compare, experiment, profile=profile)
     arms = [item.arm for item in comparison.arms if not arm or item.arm in arm]
-    return page.answer_with(CurvePointOut, curves.list_curves(session, comparison, curve, arms))
+    return page.answer_with(schemas.CurvePointOut, curves.list_curves(session, comparison, curve, arms))
 
 
 @listing("catalogue", "/experiments/{name}/observations", "listObservations", list[curves.ObservedPointOut], 404)
@@ -217,7 +205,7 @@ def list_experiment_observations(
     quantity: Annotated[str | None, Query(description="only this quantity", examples=["attention_sigma"])] = None,
 ) -> Sequence[curves.ObservedPointOut] | Response:
     """Quantities measured inside the compared networks, before and after training, by block."""
-    comparison = compare_one(compare, queries.find_experiment(session, name), profile=profile)
+    comparison = comparing.compare_one(compare, queries.find_experiment(session, name), profile=profile)
     known = curves.known_quantities(session, comparison)
     if quantity is not None and known and quantity not in known:
         raise curves.UnknownQuantity(quantity[:80], known)
@@ -277,7 +265,7 @@ def count_verdicts(
     )
 
 
-@listing("runs", "/runs", "listRuns", list[RunOut], 404)
+@listing("runs", "/runs", "listRuns", list[schemas.RunOut], 404)
 def list_runs(
     session: ResultsSession,
     page: Paging,
@@ -290,7 +278,7 @@ def list_runs(
     sort: Annotated[
         queries.RunOrder, Query(description="field to sort by; a leading minus reverses it", examples=["-accuracy"])
     ] = "position",
-) -> Sequence[RunOut] | Response:
+) -> Sequence[schemas.RunOut] | Response:
     """Results, ordered by experiment, arm and replicate, or by `sort`."""
     wanted = queries.RunFilter(
         experiment=experiment, arm=arm, profile=profile, provenance=provenance, source=source, is_selected=selected
@@ -298,52 +286,54 @@ def list_runs(
     found = queries.list_results(session, wanted, order=sort, limit=page.limit + 1, offset=page.offset)
     shown = page.cut(found)
     metrics = queries.metrics_of(session, shown)
-    names = RunOut.model_fields.keys() - {"label", "metrics"}
+    names = schemas.RunOut.model_fields.keys() - {"label", "metrics"}
     described = [
         {name: getattr(row, name) for name in names} | {"label": fidelity_of(row), "metrics": metrics[row.id]}
         for row in shown
     ]
-    return page.answer(RunOut, described)
+    return page.answer(schemas.RunOut, described)
 
 
 @router.get("/api/v1/runs/{run_key}", tags=["runs"], operation_id="getRun", responses=declared(404))
-def read_run(run_key: RunKey, session: ResultsSession) -> RunDetailOut:
+def read_run(run_key: RunKey, session: ResultsSession) -> schemas.RunDetailOut:
     """One run: its spec, and curves, cost and environment of each result."""
     results = queries.find_run(session, run_key)
     ids = queries.checkpoint_ids(session, results)
-    names = ArmResultOut.model_fields.keys() - {"label", "curves", "checkpoint"}
+    names = schemas.ArmResultOut.model_fields.keys() - {"label", "curves", "checkpoint"}
     described = [
         {name: getattr(result, name) for name in names}
         | {"label": fidelity_of(result), "curves": result.epochs, "checkpoint": ids.get(result.id)}
         for result in results
     ]
-    return RunDetailOut.model_validate({"run_key": results[0].run_key, "spec": results[0].spec, "results": described})
+    return schemas.RunDetailOut.model_validate(
+        {"run_key": results[0].run_key, "spec": results[0].spec, "results": described}
+    )
 
 
 @router.get("/api/v1/runs/{run_key}/trail", tags=["runs"], operation_id="getTrail", responses=declared(404, 422))
-def read_trail(run_key: RunKey, session: ResultsSession) -> TrailsOut:
+def read_trail(run_key: RunKey, session: ResultsSession) -> trails.TrailsOut:
     """Provenance of a run's numbers: checkpoint, run, params, code, data and environment, each with its digest.
 
     `claimcheck verify` recomputes these digests and reports the first mismatch.
     """
-    return describe_trails(queries.find_run(session, run_key), session)
+    return trails.describe_trails(queries.find_run(session, run_key), session)
 
 
-@listing("runs", "/checkpoints", "listCheckpoints", list[CheckpointOut], 404)
+@listing("runs", "/checkpoints", "listCheckpoints", list[schemas.CheckpointOut], 404)
 def list_checkpoints(
     session: ResultsSession, page: Paging, dataset: DatasetFilter = None, experiment: ExperimentFilter = None
-) -> Sequence[CheckpointOut] | Response:
+) -> Sequence[schemas.CheckpointOut] | Response:
     """Trained models available for predictions."""
     found = queries.list_checkpoints(
         session, dataset=dataset, experiment=experiment, limit=page.limit + 1, offset=page.offset
     )
-    return page.answer(CheckpointOut, page.cut(found))
+    return page.answer(schemas.CheckpointOut, page.cut(found))
 
 
 @router.get("/api/v1/checkpoints/{checkpoint_id}", tags=["runs"], operation_id="getCheckpoint", responses=declared(404))
-def read_checkpoint(checkpoint_id: str, session: ResultsSession) -> CheckpointOut:
+def read_checkpoint(checkpoint_id: str, session: ResultsSession) -> schemas.CheckpointOut:
     """One trained model."""
-    return CheckpointOut.model_validate(queries.find_checkpoints(session, [checkpoint_id])[0])
+    return schemas.CheckpointOut.model_validate(queries.find_checkpoints(session, [checkpoint_id])[0])
 
 
 @router.get(

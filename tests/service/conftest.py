@@ -30,6 +30,11 @@ IN_GIT = ("claims-history.jsonl", "claims.csv", "evidence", "models", "registrat
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository root with MNIST as printed, CIFAR-100 at quick and CIFAR-10 on placeholder data, recorded."""
     root = make_root(tmp_path_factory.mktemp("service"))
@@ -112,8 +117,8 @@ def computed_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (root / "data" / "findings.jsonl").write_bytes(lines(found))
             params = load_params(root)
             few = {name: params.experiments[name] for name in ("ninformer-cifar10",)}
-            told = hours(dataclasses.replace(params, experiments=few))
-            (root / "data" / "hours.json").write_text(json.dumps(told), encoding="utf-8")
+            estimated = hours(dataclasses.replace(params, experiments=few))
+            (root / "data" / "hours.json").write_text(json.dumps(estimated), encoding="utf-8")
             record(root, "data/results.db")
     return root
 
@@ -149,13 +154,6 @@ def open_tab(browser: Browser, service: Running) -> Iterator[Page]:
 def page(open_tab: Page, service: Running) -> Iterator[Page]:
     """A page of `service`, shared by a module's tests one after another; see `watched`."""
     with watched(open_tab, service.address) as page:
-        yield page
-
-
-@pytest.fixture
-def new_page(browser: Browser, service: Running) -> Iterator[Page]:
-    """A new page for actions that can't be undone."""
-    with open_page(browser, service.address) as page, watched(page, service.address):
         yield page
 
 

@@ -40,7 +40,7 @@ class Drawn:
     lines: dict[tuple[str, str], list[tuple[float, float]]]
     bands: list[list[tuple[float, float]]]
     points: dict[str, tuple[float, float, tuple[float, float] | None]]
-    told: list[str]
+    titles: list[str]
 
 
 def drawings(html: str) -> list[str]:
@@ -83,12 +83,12 @@ def read_drawing(figure: str) -> Drawn:
         lines={(named.get((colour, dash)) or named[colour], dash): follow(path) for path, colour, dash in strokes},
         bands=[follow(path) for path in re.findall(r'<path class="band" d="([^"]+)"', figure)],
         points={
-            unescape(told): (
+            unescape(title): (
                 read(float(left), x),
                 read(float(top), y),
                 (read(float(low), y), read(float(high), y)) if low else None,
             )
-            for told, low, high, left, top in marks
+            for title, low, high, left, top in marks
         },
-        told=[unescape(told) for told in re.findall(r"<title>(.*?)</title>", figure, re.DOTALL)],
+        titles=[unescape(title) for title in re.findall(r"<title>(.*?)</title>", figure, re.DOTALL)],
     )

@@ -1,11 +1,12 @@
 """A service in its own process, started like users start it."""
 
+import http.client
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
@@ -54,6 +55,24 @@ def running(
     finally:
         process.terminate()
         process.wait(60)
+
+
+def request(
+    service: Running,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+    *,
+    timeout: float = 60,
+    source: str = "127.0.0.1",
+) -> tuple[int, bytes, dict[str, str]]:
+    """Send a request from the address `source` over its own connection; return status, body and headers."""
+    connection = http.client.HTTPConnection(service.host, service.port, timeout=timeout, source_address=(source, 0))
+    with closing(connection):
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        return response.status, response.read(), dict(response.getheaders())
 
 
 def wait_until_ready(service: Running) -> None:

@@ -1,22 +1,24 @@
 """Asking models in a real Chromium: files, test images, links to answers."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, Route
 
-from tests.service.browsing import IN_A_BROWSER
+from tests.service.browsing import IN_A_BROWSER, open_page, watched
 from tests.service.conftest import keys_file, png
 from tests.service.results_factory import LONG_TITLE
-from tests.service.running import running
+from tests.service.running import Running, running
 
 pytestmark = IN_A_BROWSER
 
 
 @pytest.fixture
-def page(new_page: Page) -> Page:
+def page(browser: Browser, service: Running) -> Iterator[Page]:
     """A page per test: requests that an earlier test holds back would end Playwright's process."""
-    return new_page
+    with open_page(browser, service.address) as page, watched(page, service.address):
+        yield page
 
 
 def test_dropped_image_is_answered_by_all_arms(page: Page) -> None:

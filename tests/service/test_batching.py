@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,7 +21,6 @@ from service.inference.batching import (
     Batcher,
     InferenceStopped,
     ModelUnavailable,
-    Runner,
 )
 from service.inference.models import Model, Models
 from service.inference.processes import ProcessGone
@@ -32,7 +31,7 @@ from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.run import ModelSpec
 from tests.polling import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 MODELS = Path(__file__).resolve().parents[2] / "data" / "models"
 POISON, NOT_A_NUMBER, SLOW, DEADLY, MEETING = 255, 254, 253, 252, 251
@@ -123,7 +122,7 @@ def image(first: int) -> np.ndarray:
 
 @contextmanager
 def started(
-    *workers: Runner, max_batch: int = 8, max_wait_seconds: float = 0.2, max_waiting_seconds: float = 1.0
+    *workers: Any, max_batch: int = 8, max_wait_seconds: float = 0.2, max_waiting_seconds: float = 1.0
 ) -> Iterator[Batcher]:
     """Run a batcher, by default with one worker."""
     batcher = Batcher(
@@ -177,11 +176,10 @@ def test_bad_image_fails_no_other_image_of_its_pass() -> None:
             np.testing.assert_allclose(item, expected_of(model, image(first)), rtol=0, atol=1e-6)
 
 
-def test_cancelled_request_leaves_the_queue() -> None:
+async def test_cancelled_request_leaves_the_queue() -> None:
     network = Touchy()
     model = InProcessWorker.model_of(network)
-
-    async def scenario(batcher: Batcher) -> None:
+    with started() as batcher:
         slow = asyncio.create_task(batcher.predict(model, image(SLOW)))
         await asyncio.sleep(0.05)
         given_up = [asyncio.create_task(batcher.predict(model, image(1))) for _ in range(5)]
@@ -193,26 +191,19 @@ def test_cancelled_request_leaves_the_queue() -> None:
         await asyncio.gather(*given_up, return_exceptions=True)
         assert batcher.waiting == 1
         await asyncio.gather(slow, kept)
-
-    with started() as batcher:
-        asyncio.run(scenario(batcher))
     assert network.passes == [1, 1], "the slow request, then the one that was not cancelled"
 
 
-def test_models_never_share_a_pass() -> None:
+async def test_models_never_share_a_pass() -> None:
     one, other = Touchy(), Touchy()
     first, second = InProcessWorker.model_of(one), InProcessWorker.model_of(other)
-
-    async def scenario(batcher: Batcher) -> None:
+    with started() as batcher, batcher.announce():
         calls = [batcher.predict(model, image(1)) for model in (first, second) * 6]
         await asyncio.gather(*calls)
-
-    with started() as batcher, batcher.announce():
-        asyncio.run(scenario(batcher))
     assert sum(one.passes) == sum(other.passes) == 6
 
 
-def test_small_request_overtakes_large_one() -> None:
+async def test_small_request_overtakes_large_one() -> None:
     model, other = InProcessWorker.model_of(Touchy()), InProcessWorker.model_of(Touchy())
     done: list[str] = []
 
@@ -220,15 +211,12 @@ def test_small_request_overtakes_large_one() -> None:
         await batcher.predict(asked, images)
         done.append(name)
 
-    async def scenario(batcher: Batcher) -> None:
+    with started(max_batch=1) as batcher:
         slow = np.concatenate([image(SLOW)] * 6)
         calls = [call(batcher, f"six of model {place}", (model, other)[place], slow) for place in range(2)]
         large = asyncio.gather(*calls)
         await asyncio.sleep(0.05)
         await asyncio.gather(call(batcher, "one", other, image(1)), call(batcher, "two", model, slow[:2]), large)
-
-    with started(max_batch=1) as batcher:
-        asyncio.run(asyncio.wait_for(scenario(batcher), 60))
     assert done == ["one", "two", "six of model 0", "six of model 1"]
 
 
@@ -312,25 +300,20 @@ async def as_client(client: str, batcher: Batcher, model: Model, images: np.ndar
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_busy_client_does_not_delay_another(size: int) -> None:
+async def test_busy_client_does_not_delay_another(size: int) -> None:
     model = InProcessWorker.model_of(Touchy())
     slow = np.concatenate([image(SLOW)] * size)
-
-    async def scenario(batcher: Batcher) -> None:
+    with started(max_batch=1) as batcher:
         many = [asyncio.create_task(as_client("many", batcher, model, slow)) for _ in range(6)]
         await asyncio.sleep(0.05)  # one of them is running
         lone = await as_client("lone", batcher, model, image(1))
         assert sum(task.done() for task in many) <= 1
         assert lone < min((await asyncio.gather(*many))[1:])
 
-    with started(max_batch=1) as batcher:
-        asyncio.run(asyncio.wait_for(scenario(batcher), 60))
 
-
-def test_full_queue_rejects_the_busiest_clients_newest_images() -> None:
+async def test_full_queue_rejects_the_busiest_clients_newest_images() -> None:
     model = InProcessWorker.model_of(Touchy())
-
-    async def scenario(batcher: Batcher) -> None:
+    with started(max_batch=1, max_waiting_seconds=0.004) as batcher:
         tasks = await start_slow_requests(batcher, model, ["many"] * 5)
         with pytest.raises(Busy, match="too much is waiting already"):
             await as_client("many", batcher, model, image(1))
@@ -342,23 +325,16 @@ def test_full_queue_rejects_the_busiest_clients_newest_images() -> None:
             await as_client("f", batcher, model, image(1))
         await asyncio.gather(*even)
 
-    with started(max_batch=1, max_waiting_seconds=0.004) as batcher:
-        asyncio.run(asyncio.wait_for(scenario(batcher), 60))
 
-
-def test_one_client_leaves_a_worker_to_others() -> None:
+async def test_one_client_leaves_a_worker_to_others() -> None:
     model = InProcessWorker.model_of(Touchy())
-
-    async def scenario(batcher: Batcher) -> None:
+    with started(InProcessWorker(), InProcessWorker(), max_batch=1) as batcher:
         await as_client("lone", batcher, model, image(1))
         many = [asyncio.create_task(as_client("many", batcher, model, image(SLOW))) for _ in range(4)]
         await asyncio.sleep(0.05)
         before = time.monotonic()
         assert await as_client("lone", batcher, model, image(1)) - before < 0.15, "it waited for no slow pass"
         await asyncio.gather(*many)
-
-    with started(InProcessWorker(), InProcessWorker(), max_batch=1) as batcher:
-        asyncio.run(asyncio.wait_for(scenario(batcher), 60))
 
 
 @pytest.fixture(scope="module")

@@ -91,13 +91,13 @@ def test_chart_shows_the_values_under_the_pointer(page: Page) -> None:
     page.goto("/experiments/ninformer-mnist")
     box = page.locator("#bands .field").bounding_box()
     assert box is not None
-    told = page.evaluate(
+    title = page.evaluate(
         "([x, y]) => document.elementFromPoint(x, y).querySelector('title').textContent",
         [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2],
     )
-    models = [line.partition(", epoch ")[0] for line in told.split("\n")]
+    models = [line.partition(", epoch ")[0] for line in title.split("\n")]
     assert models == ["ViT", "MLP-Mixer", "LocalViT", "NiNformer"]
-    assert re.fullmatch(r"ViT, epoch \d+: [\d.]+ % \([\d.]+ to [\d.]+ %\)", told.split("\n")[0])
+    assert re.fullmatch(r"ViT, epoch \d+: [\d.]+ % \([\d.]+ to [\d.]+ %\)", title.split("\n")[0])
 
 
 def test_axe_detects_poor_contrast_in_dark_mode(page: Page) -> None:

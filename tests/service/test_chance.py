@@ -70,9 +70,12 @@ def test_shortened_and_placeholder_runs_have_no_difference(published: str) -> No
             for comparison in compare(session, Question(metric=metric)):
                 shortened = comparison.cut is not None and "epochs" in comparison.cut
                 for arm in comparison.arms:
-                    told = arm.difference is not None or (arm.gain is not None and arm.gain.ours is not None)
+                    has_difference = arm.difference is not None or (arm.gain is not None and arm.gain.ours is not None)
                     if shortened or not comparison.is_real:
-                        assert not told and (arm.no_difference or not arm.run_keys), (comparison.experiment, arm.arm)
+                        assert not has_difference and (arm.no_difference or not arm.run_keys), (
+                            comparison.experiment,
+                            arm.arm,
+                        )
 
 
 def test_previews_show_no_differences_or_times(published: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from service.database.schemas import CurvePointOut
-from service.pages import formats, wording
+from service.pages import wording
 from service.pages.charts import draw_arms, draw_overlay, mark_pairs
 from service.pages.dots import WIDTH, draw_claim, draw_lines, draw_strip, share_of
 from service.pages.plots import APART, MOST_NAMED, MOST_TICKS, SHAPES, Axis, Drawing, ink_of, tick_in
@@ -21,7 +21,6 @@ from tests.service.drawn import Drawn, drawings, read, read_drawing
 from tests.service.results_factory import REPOSITORY
 
 PARTS = Jinja2Templates(REPOSITORY / "service" / "templates").env
-formats.install(PARTS)
 wording.install(PARTS)
 numbers = st.floats(-1e30, 1e30, allow_subnormal=False).filter(lambda number: number == 0 or abs(number) > 1e-30)
 positive = st.floats(1e-30, 1e30)
@@ -97,7 +96,7 @@ def test_lines_bands_and_labels_agree_with_the_axes(curves: list[list[float]], s
         assert [y for _, y in read_off] == pytest.approx(expected, **close)
         assert [y for _, y in band[: len(means)]] == pytest.approx([1.2 * mean for mean in expected], **close)
         assert [y for _, y in band[len(means) :]] == pytest.approx([0.9 * mean for mean in expected[::-1]], **close)
-        assert any(told.count(f"{title}, epoch ") == 1 for told in found.told)
+        assert any(text.count(f"{title}, epoch ") == 1 for text in found.titles)
     places = [place for _, _, place in drawing.ends]
     assert all(0 <= place <= 100 for place in places)
     assert all(later - one >= APART - 0.01 for one, later in pairwise(places))
@@ -130,8 +129,8 @@ def test_points_agree_with_their_numbers_and_names_do_not_overlap(
     for drawing in figures.values():
         found = render(drawing)
         assert len(found.points) == len(arms) == len(drawing.dots)
-        for arm, (told, (x, y, interval)) in zip(arms, found.points.items(), strict=True):
-            assert told.startswith(f"{arm.arm}: ") and arm.flops
+        for arm, (text, (x, y, interval)) in zip(arms, found.points.items(), strict=True):
+            assert text.startswith(f"{arm.arm}: ") and arm.flops
             assert math.log(x / arm.flops) == pytest.approx(0, abs=0.05 if drawing.x.is_log else 0.5)
             assert y == pytest.approx(arm.value, abs=0.02) and interval == pytest.approx((arm.low, arm.high), abs=0.02)
         if drawing.labels:

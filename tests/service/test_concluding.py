@@ -134,10 +134,10 @@ def test_pages_mark_every_rule_written_after_results(client: TestClient, publish
     method = unescape(client.get("/method").text)
     for name, claim in later.items():
         seen, what = claim["verdict"]["seen_before_rule"], "pair" if claim["baseline_arm"] else "result"
-        told = f"Judged by a rule written after {seen} {what}{'' if seen == 1 else 's'} had been seen"
+        sentence = f"Judged by a rule written after {seen} {what}{'' if seen == 1 else 's'} had been seen"
         box = unescape(client.get(f"/claims/{name}").text).partition('<dl class="tiles">')[0]
-        assert told in box and "beforehand" not in box, name
-        assert re.search(rf'{told}: <a href="/claims/{name}">', method), name
+        assert sentence in box and "beforehand" not in box, name
+        assert re.search(rf'{sentence}: <a href="/claims/{name}">', method), name
     assert "beforehand" not in method
     results = results_page(published)
     rows = dict(re.findall(r"(?m)^\| `([^`]+)` \|(.*)$", results))
@@ -167,12 +167,12 @@ def test_changes_of_the_claims_own_row_or_rule_are_separate() -> None:
 
 
 def test_claim_page_folds_changes_without_effect(published_client: TestClient) -> None:
-    told: list[Mapping[str, Any]] = published_client.get("/api/v1/claims/dac.sgemm.gain").json()["changes"]
+    changes: list[Mapping[str, Any]] = published_client.get("/api/v1/claims/dac.sgemm.gain").json()["changes"]
     html = unescape(published_client.get("/claims/dac.sgemm.gain").text)
     section = html[html.index('id="changes-title"') : html.index('id="cite-title"')]
     first, _, folded = section.partition("<details>")
-    of_many = [item["why"] for item in told if item["part"] in ("code", "rules")]
+    of_many = [item["why"] for item in changes if item["part"] in ("code", "rules")]
     assert of_many and all(why in folded and why not in first for why in of_many)
     assert re.search(r"\b\d+ more changes: rules or code that concern many claims", folded)
-    rules = [item for item in told if item["part"] == "rule"]
+    rules = [item for item in changes if item["part"] == "rule"]
     assert rules and all(f"after {item['seen']} of its results had been seen" in first for item in rules)

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import cache
 from multiprocessing.connection import Connection
@@ -38,7 +38,7 @@ from tests.service.hostile_images import (
     within_png,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 SHAPE, GREY = (3, 32, 32), (1, 28, 28)
 SMALL = Upload("small.png", png())
@@ -73,78 +73,58 @@ async def decoding(
         decoder.stop()
 
 
-def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scene(), 120))
+async def test_each_image_is_decoded_to_each_shape_in_order() -> None:
+    uploads = [large(), SMALL, Upload("other.png", png(1)), large()]
+    async with decoding() as decoder:
+        (colour, grey), _ = await decoder.decode(uploads, [SHAPE, GREY])
+    for number, upload in enumerate(uploads):
+        assert np.array_equal(colour[number], decode_image(upload.content, SHAPE))
+        assert np.array_equal(grey[number], decode_image(upload.content, GREY))
 
 
-def test_each_image_is_decoded_to_each_shape_in_order() -> None:
-    async def scene() -> None:
-        uploads = [large(), SMALL, Upload("other.png", png(1)), large()]
-        async with decoding() as decoder:
-            (colour, grey), _ = await decoder.decode(uploads, [SHAPE, GREY])
-        for number, upload in enumerate(uploads):
-            assert np.array_equal(colour[number], decode_image(upload.content, SHAPE))
-            assert np.array_equal(grey[number], decode_image(upload.content, GREY))
-
-    run(scene)
-
-
-def test_slow_image_ends_its_process_which_is_replaced(
+async def test_slow_image_ends_its_process_which_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(decoding_module, "BUSY", 0.0)  # generous, in case this machine is busy
-
-    async def scene() -> None:
-        slow = Upload("slow.jpg", jpeg_of_scans(4000, 100))
-        async with decoding(seconds=0.2) as decoder:
-            before = {process.pid for process in decoder.processes}
-            with pytest.raises(ImageError, match=r"slow\.jpg: decoding takes longer than 0\.2 s"):
-                await decoder.decode([slow], [SHAPE])
-            assert len(before - {process.pid for process in decoder.processes}) == 1
-            assert sum(process.restarts for process in decoder.processes) == 1
-            decoder.seconds = 60.0
-            for process in decoder.processes:
-                process.seconds = 60.0
-            for _ in range(PROCESSES):
-                assert (await decoder.decode([large()], [SHAPE]))[0][0].shape == (1, *SHAPE)
-
-    run(scene)
-
-
-def test_time_limit_covers_all_images_of_a_request() -> None:
-    async def scene() -> None:
-        async with decoding(seconds=0.4) as decoder:
-            refused: object = Busy("")
-            for _ in range(5):  # a busy machine may not begin in time
-                if isinstance(refused, Busy):
-                    refused = (await asyncio.gather(decoder.decode([large()] * 60, [SHAPE]), return_exceptions=True))[0]
-            assert isinstance(refused, ImageError) and "the limit for all images of a request" in str(refused)
-
-    run(scene)
-
-
-def test_image_beyond_the_memory_limit_is_refused_and_its_process_survives() -> None:
-    async def scene() -> None:
-        async with decoding(memory_bytes=40 << 20) as decoder:
-            huge = Upload("huge.png", encode("PNG", Image.new("RGB", (4000, 4000))))
-            with pytest.raises(ImageTooLarge, match=r"huge\.png: decoding takes more than 40 MB"):
-                await decoder.decode([huge], [SHAPE])
+    slow = Upload("slow.jpg", jpeg_of_scans(4000, 100))
+    async with decoding(seconds=0.2) as decoder:
+        before = {process.pid for process in decoder.processes}
+        with pytest.raises(ImageError, match=r"slow\.jpg: decoding takes longer than 0\.2 s"):
+            await decoder.decode([slow], [SHAPE])
+        assert len(before - {process.pid for process in decoder.processes}) == 1
+        assert sum(process.restarts for process in decoder.processes) == 1
+        decoder.seconds = 60.0
+        for process in decoder.processes:
+            process.seconds = 60.0
+        for _ in range(PROCESSES):
             assert (await decoder.decode([large()], [SHAPE]))[0][0].shape == (1, *SHAPE)
-            assert sum(process.restarts for process in decoder.processes) == 0
-
-    run(scene)
 
 
-def test_pixel_limit_of_a_request_is_checked_before_decoding() -> None:
-    async def scene() -> None:
-        async with decoding(max_pixels=11_000_000) as decoder:
-            for process in decoder.processes:
-                process.stop()
-            words = r"3 images have 12,000,000 pixels together; one request takes at most 11,000,000"
-            with pytest.raises(ImageTooLarge, match=words):
-                await decoder.decode([large()] * 3, [SHAPE])
+async def test_time_limit_covers_all_images_of_a_request() -> None:
+    async with decoding(seconds=0.4) as decoder:
+        refused: object = Busy("")
+        for _ in range(5):  # a busy machine may not begin in time
+            if isinstance(refused, Busy):
+                refused = (await asyncio.gather(decoder.decode([large()] * 60, [SHAPE]), return_exceptions=True))[0]
+        assert isinstance(refused, ImageError) and "the limit for all images of a request" in str(refused)
 
-    run(scene)
+
+async def test_image_beyond_the_memory_limit_is_refused_and_its_process_survives() -> None:
+    async with decoding(memory_bytes=40 << 20) as decoder:
+        huge = Upload("huge.png", encode("PNG", Image.new("RGB", (4000, 4000))))
+        with pytest.raises(ImageTooLarge, match=r"huge\.png: decoding takes more than 40 MB"):
+            await decoder.decode([huge], [SHAPE])
+        assert (await decoder.decode([large()], [SHAPE]))[0][0].shape == (1, *SHAPE)
+        assert sum(process.restarts for process in decoder.processes) == 0
+
+
+async def test_pixel_limit_of_a_request_is_checked_before_decoding() -> None:
+    async with decoding(max_pixels=11_000_000) as decoder:
+        for process in decoder.processes:
+            process.stop()
+        words = r"3 images have 12,000,000 pixels together; one request takes at most 11,000,000"
+        with pytest.raises(ImageTooLarge, match=words):
+            await decoder.decode([large()] * 3, [SHAPE])
 
 
 def end_at_once(connection: Connection) -> None:
@@ -158,43 +138,34 @@ def end_at_birth(_connection: Connection) -> None:
     os._exit(1)
 
 
-def test_image_that_ends_two_processes_is_refused() -> None:
-    async def scene() -> None:
-        async with decoding() as decoder:
-            decoder._idle = [Process("decoding", end_at_once, seconds=60.0)]
-            with pytest.raises(ImageError, match=r"large\.png: the image is damaged: its decoder ended"):
-                await decoder.decode([large()], [SHAPE])
-
-    run(scene)
+async def test_image_that_ends_two_processes_is_refused() -> None:
+    async with decoding() as decoder:
+        decoder._idle = [Process("decoding", end_at_once, seconds=60.0)]
+        with pytest.raises(ImageError, match=r"large\.png: the image is damaged: its decoder ended"):
+            await decoder.decode([large()], [SHAPE])
 
 
-def test_image_is_not_called_damaged_if_no_decoder_works() -> None:
-    async def scene() -> None:
-        async with decoding() as decoder:
-            for process in decoder.processes:
-                process._target, process._arguments = end_at_birth, ()
-                process.restart()
-            with pytest.raises(InferenceStopped, match="decoders end at once"):
-                await decoder.decode([large()], [SHAPE])
-            while any(process.is_alive for process in decoder.processes):
-                await asyncio.sleep(0.01)
-            with pytest.raises(InferenceStopped, match="decoders end at once"):
-                await decoder.check()
-
-    run(scene)
-
-
-def test_readiness_check_replaces_a_lost_decoder() -> None:
-    async def scene() -> None:
-        async with decoding() as decoder:
-            for process in decoder.processes:
-                assert process._process is not None
-                process._process.kill()
-                process._process.join()
+async def test_image_is_not_called_damaged_if_no_decoder_works() -> None:
+    async with decoding() as decoder:
+        for process in decoder.processes:
+            process._target, process._arguments = end_at_birth, ()
+            process.restart()
+        with pytest.raises(InferenceStopped, match="decoders end at once"):
+            await decoder.decode([large()], [SHAPE])
+        while any(process.is_alive for process in decoder.processes):
+            await asyncio.sleep(0.01)
+        with pytest.raises(InferenceStopped, match="decoders end at once"):
             await decoder.check()
-            assert any(process.is_alive for process in decoder.processes)
 
-    run(scene)
+
+async def test_readiness_check_replaces_a_lost_decoder() -> None:
+    async with decoding() as decoder:
+        for process in decoder.processes:
+            assert process._process is not None
+            process._process.kill()
+            process._process.join()
+        await decoder.check()
+        assert any(process.is_alive for process in decoder.processes)
 
 
 LIMITED = """
@@ -223,14 +194,11 @@ def end_killed(connection: Connection) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_image_is_not_called_damaged_if_its_process_was_killed() -> None:
-    async def scene() -> None:
-        async with decoding() as decoder:
-            decoder._idle = [Process("decoding", end_killed, seconds=60.0)]
-            with pytest.raises(Busy, match="the processes that decode images were killed"):
-                await decoder.decode([large()], [SHAPE])
-
-    run(scene)
+async def test_image_is_not_called_damaged_if_its_process_was_killed() -> None:
+    async with decoding() as decoder:
+        decoder._idle = [Process("decoding", end_killed, seconds=60.0)]
+        with pytest.raises(Busy, match="the processes that decode images were killed"):
+            await decoder.decode([large()], [SHAPE])
 
 
 def stop_when_asked(decoder: Decoder) -> None:
@@ -248,34 +216,28 @@ def stop_when_asked(decoder: Decoder) -> None:
         process.ask = stopping(process, process.ask)  # type: ignore[method-assign]
 
 
-def test_image_is_not_called_slow_if_its_process_gets_no_cpu() -> None:
-    async def scene() -> None:
-        async with decoding(seconds=0.5) as decoder:
-            stop_when_asked(decoder)
-            with pytest.raises(Busy, match="this machine is too busy to decode the image in time"):
-                await decoder.decode([large()], [SHAPE])
-
-    run(scene)
+async def test_image_is_not_called_slow_if_its_process_gets_no_cpu() -> None:
+    async with decoding(seconds=0.5) as decoder:
+        stop_when_asked(decoder)
+        with pytest.raises(Busy, match="this machine is too busy to decode the image in time"):
+            await decoder.decode([large()], [SHAPE])
 
 
-def test_request_with_many_large_images_lets_others_go_first() -> None:
-    async def scene() -> None:
-        done: list[str] = []
+async def test_request_with_many_large_images_lets_others_go_first() -> None:
+    done: list[str] = []
 
-        async def ask(name: str, uploads: list[Upload]) -> None:
-            await decoder.decode(uploads, [SHAPE])
-            done.append(name)
+    async def ask(name: str, uploads: list[Upload]) -> None:
+        await decoder.decode(uploads, [SHAPE])
+        done.append(name)
 
-        async with decoding() as decoder:
-            many = asyncio.create_task(ask("twelve large ones", [large()] * 12))
-            await asyncio.sleep(0.05)
-            await asyncio.gather(ask("two large ones", [large()] * 2), ask("a small one", [SMALL]), many)
-        assert done == ["a small one", "two large ones", "twelve large ones"]
-
-    run(scene)
+    async with decoding() as decoder:
+        many = asyncio.create_task(ask("twelve large ones", [large()] * 12))
+        await asyncio.sleep(0.05)
+        await asyncio.gather(ask("two large ones", [large()] * 2), ask("a small one", [SMALL]), many)
+    assert done == ["a small one", "two large ones", "twelve large ones"]
 
 
-def test_unexpectedly_slow_images_delay_no_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unexpectedly_slow_images_delay_no_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Semaphore(0)
 
     def answer(_decoder: Decoder, _process: Process, content: bytes, _shapes: object, share: _Share) -> list[Any]:
@@ -283,48 +245,43 @@ def test_unexpectedly_slow_images_delay_no_other_client(monkeypatch: pytest.Monk
         share.computed += 5.0
         return []
 
-    async def scene() -> None:
-        async def ask(client: str) -> None:
-            current_client.set(client)
-            await decoder._in_process(Upload("", client.encode()), [], 1, _Share(seconds_left=60))
-
-        async with decoding() as decoder:
-            slow = [asyncio.create_task(ask("slow")) for _ in range(3 * PROCESSES)]
-            await asyncio.sleep(0)
-            go.release()
-            await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait_for(asyncio.create_task(ask("lone")), 60)
-            assert sum(task.done() for task in slow) == 1
-            for _ in slow:
-                go.release()
-            await asyncio.gather(*slow)
-
     monkeypatch.setattr(Decoder, "_ask", answer)
-    run(scene)
+
+    async def ask(client: str) -> None:
+        current_client.set(client)
+        await decoder._in_process(Upload("", client.encode()), [], 1, _Share(seconds_left=60))
+
+    async with decoding() as decoder:
+        slow = [asyncio.create_task(ask("slow")) for _ in range(3 * PROCESSES)]
+        await asyncio.sleep(0)
+        go.release()
+        await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait_for(asyncio.create_task(ask("lone")), 60)
+        assert sum(task.done() for task in slow) == 1
+        for _ in slow:
+            go.release()
+        await asyncio.gather(*slow)
 
 
-def test_full_queue_rejects_the_heaviest_clients_newest_request() -> None:
-    async def scene() -> None:
-        async def ask(client: str, images: int) -> None:
-            current_client.set(client)
-            await decoder.decode([large()] * images, [SHAPE])
+async def test_full_queue_rejects_the_heaviest_clients_newest_request() -> None:
+    async def ask(client: str, images: int) -> None:
+        current_client.set(client)
+        await decoder.decode([large()] * images, [SHAPE])
 
-        async with decoding(max_waiting_seconds=1.0) as decoder:  # five such images, besides those being decoded
-            many = [asyncio.create_task(ask("many", size)) for size in (4, 3)]
-            await asyncio.sleep(0)
-            with pytest.raises(Busy, match="decoding images: too much is waiting already"):
-                await asyncio.create_task(ask("many", 1))
-            await asyncio.create_task(ask("other", 1))
-            assert [type(found) for found in await asyncio.gather(*many, return_exceptions=True)] == [type(None), Busy]
-            waiting = [asyncio.create_task(ask(name, 2)) for name in "abc"]
-            await asyncio.sleep(0.01)
-            for task in waiting[1:]:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-            for _ in range(2 * PROCESSES):
-                await ask("any", 2)
-
-    run(scene)
+    async with decoding(max_waiting_seconds=1.0) as decoder:  # five such images, besides those being decoded
+        many = [asyncio.create_task(ask("many", size)) for size in (4, 3)]
+        await asyncio.sleep(0)
+        with pytest.raises(Busy, match="decoding images: too much is waiting already"):
+            await asyncio.create_task(ask("many", 1))
+        await asyncio.create_task(ask("other", 1))
+        assert [type(found) for found in await asyncio.gather(*many, return_exceptions=True)] == [type(None), Busy]
+        waiting = [asyncio.create_task(ask(name, 2)) for name in "abc"]
+        await asyncio.sleep(0.01)
+        for task in waiting[1:]:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for _ in range(2 * PROCESSES):
+            await ask("any", 2)
 
 
 def laborious_and_tiny() -> list[bytes]:

@@ -1,6 +1,5 @@
 """`deploy/` and `compose.yaml`, checked by linters and with a real service."""
 
-import http.client
 import re
 import shutil
 import socket
@@ -17,7 +16,7 @@ from service.app import MAX_WORKERS, memory_of
 from service.settings import Settings
 from tests.project import REPOSITORY
 from tests.service.conftest import keys_file
-from tests.service.running import Running, running
+from tests.service.running import request, running
 
 pytestmark = pytest.mark.slow
 
@@ -123,17 +122,9 @@ def test_service_with_these_settings_answers_probes(root: Path, tmp_path: Path) 
             processes = [server := psutil.Process(service.process.pid), *server.children(recursive=True)]
             parts = memory_of(Settings(), 2, 0)
             assert sum(one.memory_full_info().pss for one in processes) < parts["server"] + parts["workers"]
-            ask_as_the_node_does(service)
-
-
-def ask_as_the_node_does(service: Running) -> None:
-    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
-        probe = CONTAINER[name]["httpGet"]
-        connection = http.client.HTTPConnection(service.host, service.port, timeout=CONTAINER[name]["timeoutSeconds"])
-        connection.request("GET", probe["path"], headers={"User-Agent": "kube-probe/1.31", "Host": "10.1.2.3:8000"})
-        response = connection.getresponse()
-        assert (response.status, name) == (200, name), response.read()
-        response.read()
-        connection.request("GET", "/compare", headers={"Host": "10.1.2.3:8000"})
-        assert connection.getresponse().status == 421
-        connection.close()
+            for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+                headers = {"User-Agent": "kube-probe/1.31", "Host": "10.1.2.3:8000"}
+                path, timeout = CONTAINER[name]["httpGet"]["path"], CONTAINER[name]["timeoutSeconds"]
+                status, body, _ = request(service, "GET", path, headers=headers, timeout=timeout)
+                assert (status, name) == (200, name), body
+                assert request(service, "GET", "/compare", headers=headers)[0] == 421

@@ -3,10 +3,12 @@ import asyncio
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from service.dependencies import LOOK_SECONDS, unless_gone
+from service.dependencies import WATCH_AFTER_SECONDS, cancel_on_disconnect
 from service.http.errors import Problem
 from service.http.middleware import BodyLimit
 from service.slots import current_client
+
+pytestmark = pytest.mark.anyio
 
 
 class Client:
@@ -21,7 +23,7 @@ class Client:
         return {"type": "http.disconnect"}
 
 
-def test_work_is_cancelled_if_its_client_disconnects() -> None:
+async def test_work_is_cancelled_if_its_client_disconnects() -> None:
     ended: list[str] = []
 
     async def work() -> None:
@@ -31,46 +33,35 @@ def test_work_is_cancelled_if_its_client_disconnects() -> None:
             ended.append("cancelled")
             raise
 
-    async def scene() -> None:
-        with pytest.raises(Problem, match="the client went away") as raised:
-            await unless_gone(Client(0.01).receive, work())
-        assert raised.value.status_code == 503
-        task = asyncio.current_task()
-        assert task is not None and not task.cancelling(), "the task itself continues"
-        await asyncio.sleep(0)
-
-    asyncio.run(scene())
+    with pytest.raises(Problem, match="the client went away") as raised:
+        await cancel_on_disconnect(Client(0.01).receive, work())
+    assert raised.value.status_code == 503
+    task = asyncio.current_task()
+    assert task is not None and not task.cancelling(), "the task itself continues"
+    await asyncio.sleep(0)
     assert ended == ["cancelled"]
 
 
-def test_fast_answer_is_not_watched_for_a_disconnect() -> None:
-    async def scene() -> None:
-        client = Client(60)
-        assert await unless_gone(client.receive, asyncio.sleep(0, "answer")) == "answer"
-        await asyncio.sleep(2 * LOOK_SECONDS)
-        assert not client.was_watched
-
-    asyncio.run(scene())
+async def test_fast_answer_is_not_watched_for_a_disconnect() -> None:
+    client = Client(60)
+    assert await cancel_on_disconnect(client.receive, asyncio.sleep(0, "answer")) == "answer"
+    await asyncio.sleep(2 * WATCH_AFTER_SECONDS)
+    assert not client.was_watched
 
 
-def test_connected_client_gets_its_answer_and_watching_ends() -> None:
-    async def scene() -> None:
-        assert await unless_gone(Client(60).receive, asyncio.sleep(3 * LOOK_SECONDS, "answer")) == "answer"
-        await asyncio.sleep(0)
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(scene())
+async def test_connected_client_gets_its_answer_and_watching_ends() -> None:
+    before = asyncio.all_tasks()
+    assert await cancel_on_disconnect(Client(60).receive, asyncio.sleep(3 * WATCH_AFTER_SECONDS, "answer")) == "answer"
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
 
 
-def test_cancelling_the_request_cancels_its_work() -> None:
-    async def scene() -> None:
-        task = asyncio.create_task(unless_gone(Client(60).receive, asyncio.sleep(60)))
-        await asyncio.sleep(2 * LOOK_SECONDS)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(scene())
+async def test_cancelling_the_request_cancels_its_work() -> None:
+    task = asyncio.create_task(cancel_on_disconnect(Client(60).receive, asyncio.sleep(60)))
+    await asyncio.sleep(2 * WATCH_AFTER_SECONDS)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 SCOPE: Scope = {"type": "http", "headers": []}
@@ -102,43 +93,34 @@ class Bodies:
         await self.limited(SCOPE, receive, answered)
 
 
-def test_one_client_may_use_half_of_the_body_memory() -> None:
-    async def scene() -> None:
-        here = Bodies()
-        asyncio.get_running_loop().call_later(0.05, here.go.set)
-        first = asyncio.create_task(here.send("ann", 20, 20))
-        await asyncio.sleep(0)
-        with pytest.raises(Problem, match="too many large requests") as raised:
-            await here.send("ann", 10, 20)
-        assert raised.value.status_code == 503 and raised.value.headers == {"retry-after": "2"}
-        await here.send("ben", 30, 20)
-        await first
-        await here.send("ann", 30, 20)
-
-    asyncio.run(scene())
+async def test_one_client_may_use_half_of_the_body_memory() -> None:
+    here = Bodies()
+    asyncio.get_running_loop().call_later(0.05, here.go.set)
+    first = asyncio.create_task(here.send("ann", 20, 20))
+    await asyncio.sleep(0)
+    with pytest.raises(Problem, match="too many large requests") as raised:
+        await here.send("ann", 10, 20)
+    assert raised.value.status_code == 503 and raised.value.headers == {"retry-after": "2"}
+    await here.send("ben", 30, 20)
+    await first
+    await here.send("ann", 30, 20)
 
 
-def test_all_clients_share_the_body_memory() -> None:
-    async def scene() -> None:
-        here = Bodies()
-        tasks = [asyncio.create_task(here.send(client, 40)) for client in ("ann", "ben")]
-        await asyncio.sleep(0)
-        with pytest.raises(Problem, match="too many large requests"):
-            await here.send("eve", 30)
-        here.go.set()
-        await asyncio.gather(*tasks)
+async def test_all_clients_share_the_body_memory() -> None:
+    here = Bodies()
+    tasks = [asyncio.create_task(here.send(client, 40)) for client in ("ann", "ben")]
+    await asyncio.sleep(0)
+    with pytest.raises(Problem, match="too many large requests"):
         await here.send("eve", 30)
+    here.go.set()
+    await asyncio.gather(*tasks)
+    await here.send("eve", 30)
 
-    asyncio.run(scene())
 
-
-def test_largest_allowed_body_always_fits() -> None:
-    async def scene() -> None:
-        here = Bodies()
-        here.go.set()
-        await here.send("ann", 60)
-        with pytest.raises(Problem, match="larger than 60 bytes"):
-            await here.send("ann", 30, 31)
-        await here.send("ann", 60)
-
-    asyncio.run(scene())
+async def test_largest_allowed_body_always_fits() -> None:
+    here = Bodies()
+    here.go.set()
+    await here.send("ann", 60)
+    with pytest.raises(Problem, match="larger than 60 bytes"):
+        await here.send("ann", 30, 31)
+    await here.send("ann", 60)

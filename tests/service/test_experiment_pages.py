@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -16,16 +15,11 @@ from tests.service.results_factory import make_root
 from tests.service.test_pages import Page
 
 
-def curves_of(client: TestClient, arm: str) -> list[list[dict[str, Any]]]:
-    """Return the curves of each compared replicate from its run."""
-    (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
-    keys = next(item["run_keys"] for item in comparison["arms"] if item["arm"] == arm)
-    return [client.get(f"/api/v1/runs/{key}").json()["results"][0]["curves"] for key in keys]
-
-
 def test_curves_are_mean_minimum_and_maximum_of_the_compared_replicates(client: TestClient) -> None:
     points = client.get("/api/v1/experiments/ninformer-mnist/curves?arm=vit&curve=test_loss").json()
-    replicates = curves_of(client, "vit")
+    (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
+    keys = next(item["run_keys"] for item in comparison["arms"] if item["arm"] == "vit")
+    replicates = [client.get(f"/api/v1/runs/{key}").json()["results"][0]["curves"] for key in keys]
     assert len(replicates) == 3 and len(points) == len(replicates[0]) == 100
     for point, rows in zip(points, zip(*replicates, strict=True), strict=True):
         values = [row["test_loss"] for row in rows]
@@ -67,7 +61,7 @@ def test_profile_without_curves_still_offers_other_profiles(client: TestClient) 
 def test_cost_is_plotted_against_the_compared_metric(client: TestClient) -> None:
     html = client.get("/experiments/ninformer-mnist?cost=latency_seconds_per_sample").text
     (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
-    points = {told.partition(": ")[0]: point for told, point in drawn(html, "cost").points.items()}
+    points = {title.partition(": ")[0]: point for title, point in drawn(html, "cost").points.items()}
     for arm in comparison["arms"]:
         cost, value, interval = points[arm["title"]]
         assert cost == pytest.approx(arm["cost"]["latency_seconds_per_sample"], rel=0.02)
@@ -79,7 +73,7 @@ def test_metric_plotted_against_cost_can_be_chosen(client: TestClient) -> None:
     html = client.get("/experiments/ninformer-mnist?metric=loss&cost=parameters").text
     assert re.findall(r'<option value="(\w+)" selected>Test loss', html) == ["loss"]
     (comparison,) = client.get("/compare?dataset=mnist&metric=loss").json()["comparisons"]
-    values = {told.partition(": ")[0]: point[1] for told, point in drawn(html, "cost").points.items()}
+    values = {title.partition(": ")[0]: point[1] for title, point in drawn(html, "cost").points.items()}
     assert values == {arm["title"]: pytest.approx(arm["ours"]["value"], abs=0.01) for arm in comparison["arms"]}
     unmeasured = client.get("/experiments/ninformer-mnist?metric=mse").text
     assert "No model has both" in unmeasured and '<select name="metric">' in unmeasured

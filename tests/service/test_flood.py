@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from urllib.request import urlopen
 
 import psycopg
 import pytest
 
 from stages.recording.builder import record
 from tests.polling import wait_until
-from tests.service.running import Running, running
+from tests.service.running import Running, request, running
 
 pytestmark = pytest.mark.slow
 
@@ -56,14 +55,8 @@ def get(
 ) -> tuple[int, float, dict[str, str]]:
     """Return status, seconds and headers."""
     begun = time.monotonic()
-    connection = http.client.HTTPConnection(service.host, service.port, timeout=timeout, source_address=(source, 0))
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        response.read()
-        return response.status, time.monotonic() - begun, dict(response.getheaders())
-    finally:
-        connection.close()
+    status, _, headers = request(service, "GET", path, timeout=timeout, source=source)
+    return status, time.monotonic() - begun, headers
 
 
 def ask_and_read_nothing(service: Running, path: str) -> socket.socket:
@@ -181,7 +174,10 @@ def test_clients_that_disconnect_do_not_delay_others(service: Running, large: st
         for _ in range(104):
             with socket.create_connection((service.host, service.port), timeout=10) as one:
                 one.sendall(b"GET /api/v1/papers HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        wait_until(lambda: 'claimcheck_waiting_requests{turn="reading"} 100.0' in metrics(service), 10)
+        wait_until(
+            lambda: 'claimcheck_waiting_requests{turn="reading"} 100.0' in metrics(service),
+            10,
+        )
         other = visitor.submit(get, service, "/api/v1/datasets", source="127.0.0.2")
         time.sleep(0.3)
         connection.rollback()
@@ -321,5 +317,4 @@ def test_low_open_file_limit_reduces_connections_without_errors(root: Path, tmp_
 
 
 def metrics(service: Running) -> str:
-    with urlopen(f"{service.address}/metrics", timeout=10) as response:
-        return str(response.read().decode())
+    return request(service, "GET", "/metrics", timeout=10)[1].decode()

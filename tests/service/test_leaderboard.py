@@ -117,10 +117,10 @@ def test_models_that_differ_only_in_optimiser_are_labelled_by_it(
     published_client: TestClient,
 ) -> None:
     rows = re.findall(r"(?s)<tr>(.*?)</tr>", published_client.get("/leaderboard?dataset=cifar10").text)
-    told = {
+    recipes = {
         match[1]: match[2]
         for row in rows
         if (match := re.search(r'"Choose ([^"]+), [^"]*small ViT[^"]*".*?</span>, ([^<]+), <a', row))
     }
-    assert told["Adam"] == "ViT, trained by Adam at a rate of 0.001"
-    assert len(told) > 3 and len(set(told.values())) == len(told)
+    assert recipes["Adam"] == "ViT, trained by Adam at a rate of 0.001"
+    assert len(recipes) > 3 and len(set(recipes.values())) == len(recipes)

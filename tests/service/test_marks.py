@@ -54,8 +54,8 @@ def test_mark_is_shown_with_each_verdict_on_every_page(
             review = json.loads(script)
             assert review["@type"] != "ClaimReview" or mark in review["reviewRating"]["alternateName"]
     for comparison in published_client.get("/compare").json()["comparisons"]:
-        for told in (told for arm in comparison["arms"] for told in arm["verdicts"]):
-            assert told["mark"] == marks.get(told["claim"], "")
+        for verdict in (verdict for arm in comparison["arms"] for verdict in arm["verdicts"]):
+            assert verdict["mark"] == marks.get(verdict["claim"], "")
     with open_results(published)() as session:
         table = verdict_table("dac", list_judged(session, ClaimFilter(paper="dac")), [])
     for line in table.splitlines():

@@ -116,8 +116,6 @@ def test_unsupported_features_are_explained_to_the_client(remote: triton.Inferen
     likeliest = triton.InferRequestedOutput("classes", class_count=3)
     with pytest.raises(InferenceServerException, match="class_count"):
         remote.infer(MODEL, [infer_input(images(1), is_binary=True)], outputs=[likeliest])
-    with pytest.raises(InferenceServerException, match="/api/v1/checkpoints lists the models"):
-        remote.get_model_repository_index()
 
 
 def test_nested_list_is_accepted_as_a_tensor(client: TestClient) -> None:

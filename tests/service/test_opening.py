@@ -8,30 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.pages.opening import answer
-from stages.results import Claim, Counts, JudgedClaim, Outlook, Tally, VerdictRow
-from stages.results.claims import Discoveries
-
-NOTHING = Counts(decidable=0, in_favour=0, under_reading=0, against=0, open=0, waiting=0)
-UNTESTED = Discoveries(tested=0, decided=0, survive=0, without=0)
-ALL_CLEAR = Outlook(waiting=0, hopeless=0, order_only=0, unlikely=0, unknown=0, assumed=0)
-
-
-def counts(**numbers: int) -> Counts:
-    found = {**vars(NOTHING), **numbers}
-    return Counts(**{**found, "decidable": sum(found[name] for name in ("in_favour", "against", "open", "waiting"))})
-
-
-def tally(trained: Counts = NOTHING, computed: Counts = NOTHING, data: Counts = NOTHING, **others: Any) -> Tally:
-    whole = {name: sum(getattr(part, name) for part in (trained, computed, data)) for name in vars(NOTHING)}
-    rest = {
-        "claims": whole["decidable"],
-        "settings": 0,
-        "untestable": 0,
-        "outlook": ALL_CLEAR,
-        "discoveries": UNTESTED,
-        **others,
-    }
-    return Tally(paper="p", **whole, trained=trained, computed=computed, data=data, **rest)
+from stages.results import Claim, JudgedClaim, VerdictRow
 
 
 def judged(name: str, status: str, **about: Any) -> JudgedClaim:
@@ -91,8 +68,8 @@ def test_every_number_in_the_picture_is_its_claims(computed_client: TestClient) 
     drawn = re.findall(r'<a href="/claims/([^"]+)" class="(\w+)"><title>([^<]+)</title>', html)
     words = {"for": "holds", "against": "fails", "open": "open", "waiting": "not tested"}
     assert len(drawn) > 8
-    for name, side, told in drawn:
-        assert claims[name]["verdict"]["word"] == words[side] and told.endswith(words[side])
+    for name, side, title in drawn:
+        assert claims[name]["verdict"]["word"] == words[side] and title.endswith(words[side])
         assert claims[name]["verdict"]["ours"] and claims[name]["value"]
     many = sum(int(number) for number in re.findall(r"<title>(\d+) numbers, as ", html))
     groups = len(re.findall(r"<title>\d+ numbers, as ", html))
@@ -110,20 +87,20 @@ def test_waiting_claims_are_sorted_by_what_their_plan_can_show(client: TestClien
     """Recomputed from each claim's power."""
     claims = client.get("/api/v1/claims?limit=1000").json()
     for paper in client.get("/api/v1/verdicts").json()["papers"]:
-        told = paper["outlook"]
+        outlook = paper["outlook"]
         waiting = [
             claim["verdict"]["power"]
             for claim in claims
             if claim["paper"] == paper["paper"] and claim["verdict"]["is_decidable"]
             if claim["verdict"]["status"] == "not tested" and (claim["experiment"] or claim["family"])
         ]
-        assert told["waiting"] == paper["trained"]["waiting"] == len(waiting)
+        assert outlook["waiting"] == paper["trained"]["waiting"] == len(waiting)
         orders = [power for power in waiting if power and power["supported"] is not None]
         values = [power for power in waiting if power and power["supported"] is None]
         lost = [power for power in values if not power["can_reproduce"] or lacks(power)]
-        assert told["hopeless"] == len(lost) + sum(power["supported"] < 0.05 for power in orders)
+        assert outlook["hopeless"] == len(lost) + sum(power["supported"] < 0.05 for power in orders)
         sure = [power for power in orders if power["supported"] >= 0.05]
-        assert told["order_only"] == sum(not power["can_reproduce"] or lacks(power) for power in sure)
+        assert outlook["order_only"] == sum(not power["can_reproduce"] or lacks(power) for power in sure)
 
 
 def lacks(power: dict[str, Any]) -> bool:

@@ -16,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from service import routes
 from service.app import create_app
-from service.pages.formats import count, duration, memory, percent, points, ratio, value_in
-from service.pages.wording import name_claim, print_value
+from service.pages.formats import count, duration, memory, percent, points, print_value, ratio, value_in
+from service.pages.wording import name_claim
 from service.settings import Settings
 from stages.recording.builder import record
 from stages.results import Claim, JudgedClaim, VerdictRow

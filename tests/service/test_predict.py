@@ -1,4 +1,3 @@
-import asyncio
 import json
 import shutil
 import sqlite3
@@ -168,7 +167,8 @@ def test_models_are_selected_again_after_results_are_rebuilt(root: Path, tmp_pat
         assert client.post(address, files={"file": png()}).json()["models"][0]["replicate"] == 0
 
 
-def test_failed_selection_of_models_is_not_cached(root: Path) -> None:
+@pytest.mark.anyio
+async def test_failed_selection_of_models_is_not_cached(root: Path) -> None:
     asked = []
 
     def find(_session: Session) -> list[ServedCheckpoint]:
@@ -177,13 +177,10 @@ def test_failed_selection_of_models_is_not_cached(root: Path) -> None:
             raise UnknownCheckpoint("x")
         return []
 
-    async def scene() -> None:
-        place = str(root / "data" / "results.db")
-        choices = Choices(place, SessionPool(open_results(place), Slots("asking", 1, max_waiting=0, seconds=1)))
-        with pytest.raises(UnknownCheckpoint):
-            await choices.get(("x",), find)
-        assert await choices.get(("x",), find) == []
-        assert await choices.get(("x",), find) == []
-        assert len(asked) == 2, "an answer is cached, an error is not"
-
-    asyncio.run(scene())
+    place = str(root / "data" / "results.db")
+    choices = Choices(place, SessionPool(open_results(place), Slots("asking", 1, max_waiting=0, seconds=1)))
+    with pytest.raises(UnknownCheckpoint):
+        await choices.get(("x",), find)
+    assert await choices.get(("x",), find) == []
+    assert await choices.get(("x",), find) == []
+    assert len(asked) == 2, "an answer is cached, an error is not"

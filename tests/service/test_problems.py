@@ -13,11 +13,10 @@ import pytest
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
-from httpx import Response
 
 from service import routes
 from service.app import create_app
-from service.dependencies import _session, _turn
+from service.dependencies import _hold_slot, _session
 from service.http.downloads import Exports
 from service.http.monitoring import Metrics
 from service.inference.choices import Choices
@@ -25,6 +24,7 @@ from service.routes import export, health, inference, oip, reference
 from service.settings import Settings
 from service.slots import SessionPool
 from tests.service.conftest import keys_file, png, serving
+from tests.service.test_errors import assert_problem
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND")
 NAMES = {
@@ -47,16 +47,8 @@ ROUTES = [
 GETS = [route for route in ROUTES if "GET" in route.methods]
 POSTS = [route for route in ROUTES if "POST" in route.methods]
 WITHOUT_DATABASE = (
-    *(
-        "/api/v1/openapi.json",
-        "/docs",
-        "/files/LICENSE",
-        "/health/live",
-        "/metrics",
-        "/openapi.json",
-        "/v2",
-        "/v2/health/live",
-    ),
+    *("/api/v1/openapi.json", "/docs", "/files/LICENSE", "/health/live", "/metrics", "/openapi.json", "/v2"),
+    "/v2/health/live",
 )
 
 
@@ -70,7 +62,7 @@ def test_routes_that_need_a_thread_queue_for_a_slot() -> None:
         for route in module.router.routes:
             assert isinstance(route, APIRoute)
             if not iscoroutinefunction(route.endpoint):
-                assert calls(route.dependant) & {_session, _turn}, route.path
+                assert calls(route.dependant) & {_session, _hold_slot}, route.path
 
 
 def test_metrics_are_cached_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,25 +77,13 @@ def address(route: APIRoute) -> str:
     return route.path_format.format_map(NAMES | {"model_name": "ninformer-mnist.vit", "model_version": "0"})
 
 
-def is_problem(response: Response, status: int) -> None:
-    """Check the common format, without internals; below `/v2` the detail is also in `error`."""
-    assert response.status_code == status, (response.request.url, response.text)
-    assert response.headers["content-type"] == "application/problem+json"
-    problem = response.json()
-    assert set(problem) - {"error"} == {"type", "title", "status", "detail", "instance"}
-    assert (problem["status"], problem["type"]) == (status, f"/docs#problem-{status}")
-    assert problem["title"] and problem["detail"] and "Traceback" not in response.text
-    assert problem.get("error", problem["detail"]) == problem["detail"]
-    assert "default-src 'self'" in response.headers["content-security-policy"]
-
-
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{sorted(route.methods)[0]} {route.path_format}")
 def test_unsupported_method_is_405(client: TestClient, route: APIRoute) -> None:
     taken = {method for other in ROUTES if other.path_format == route.path_format for method in other.methods}
     for method in METHODS:
         if method not in taken:
             response = client.request(method, address(route))
-            is_problem(response, 405)
+            assert_problem(response, 405)
             allowed = set(response.headers["allow"].split(", "))
             assert allowed & taken and ("HEAD" in allowed) == ("GET" in allowed)
 
@@ -113,7 +93,7 @@ def test_unknown_name_is_404(client: TestClient, route: APIRoute) -> None:
     method = next(iter(route.methods))
     names = dict.fromkeys([*NAMES, "model_name", "model_version"], "nothing") | {"position": "0"}
     unknown = route.path_format.format_map(names)
-    is_problem(client.request(method, unknown, json={"inputs": []} if method == "POST" else None), 404)
+    assert_problem(client.request(method, unknown, json={"inputs": []} if method == "POST" else None), 404)
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{sorted(route.methods)[0]} {route.path_format}")
@@ -123,8 +103,8 @@ def test_foreign_host_is_421_and_giant_headers_are_431(client: TestClient, route
     if address(route).startswith(("/health/", "/v2/health/", "/metrics")):
         assert by_another_name.status_code == 200, "probes and Prometheus only know a pod's address"
     else:
-        is_problem(by_another_name, 421)
-    is_problem(client.request(method, address(route), headers={"x-junk": "y" * 40_000}), 431)
+        assert_problem(by_another_name, 421)
+    assert_problem(client.request(method, address(route), headers={"x-junk": "y" * 40_000}), 431)
 
 
 @pytest.mark.parametrize("route", GETS, ids=lambda route: route.path_format)
@@ -134,35 +114,31 @@ def test_parameters_of_the_wrong_type_are_422(client: TestClient, route: APIRout
         allowed |= {field.name for field in dependency.query_params}
     for name, wrong in (("limit", "many"), ("format", "xml"), ("curve", "x"), ("sort", "x"), ("verdict", "x")):
         if name in allowed:
-            is_problem(client.get(address(route), params={name: wrong}), 422)
+            assert_problem(client.get(address(route), params={name: wrong}), 422)
 
 
 @pytest.mark.parametrize("route", POSTS, ids=lambda route: route.path_format)
 def test_invalid_bodies_are_413_415_or_422(client: TestClient, settings: Settings, route: APIRoute) -> None:
     huge = {"content-length": str(settings.max_body_bytes + 1), "content-type": "multipart/form-data; boundary=b"}
-    is_problem(client.post(address(route), content=b"x", headers=huge), 413)
+    assert_problem(client.post(address(route), content=b"x", headers=huge), 413)
     wrong = {"content-type": "text/plain"} if route.path == "/predict" else {"content-encoding": "gzip"}
-    is_problem(client.post(address(route), content=b"x", headers=wrong), 415)
+    assert_problem(client.post(address(route), content=b"x", headers=wrong), 415)
     if route.path == "/predict":
-        is_problem(client.post("/predict", files={"file": png()}), 422)
+        assert_problem(client.post("/predict", files={"file": png()}), 422)
     else:
-        is_problem(client.post(address(route), content=b"{"), 400)
+        assert_problem(client.post(address(route), content=b"{"), 400)
 
 
 @pytest.mark.parametrize("route", POSTS, ids=lambda route: route.path_format)
 def test_missing_key_is_401_and_exceeded_rate_429(settings: Settings, route: APIRoute, tmp_path: Path) -> None:
     closed = settings.model_copy(update={"keys": keys_file(tmp_path, all="key"), "requests_per_minute": 1})
     client = TestClient(create_app(closed), base_url="http://127.0.0.1", raise_server_exceptions=False)
-    is_problem(client.post(address(route)), 401)
+    assert_problem(client.post(address(route)), 401)
     key = {"authorization": "Bearer key"}
     client.post(address(route), headers=key)
     response = client.post(address(route), headers=key)
-    is_problem(response, 429)
+    assert_problem(response, 429)
     assert int(response.headers["retry-after"]) > 0
-
-
-def database_routes() -> list[APIRoute]:
-    return [route for route in GETS if route.path_format not in WITHOUT_DATABASE]
 
 
 @pytest.fixture(scope="module")
@@ -188,11 +164,13 @@ def broken(settings: Settings) -> Iterator[TestClient]:
         yield client
 
 
-@pytest.mark.parametrize("route", database_routes(), ids=lambda route: route.path_format)
+@pytest.mark.parametrize(
+    "route", [one for one in GETS if one.path_format not in WITHOUT_DATABASE], ids=lambda route: route.path_format
+)
 def test_missing_database_is_503_and_internal_fault_is_500(
     empty: TestClient, broken: TestClient, route: APIRoute
 ) -> None:
-    is_problem(empty.get(address(route)), 503)
+    assert_problem(empty.get(address(route)), 503)
     response = broken.get(address(route))
-    is_problem(response, 500)
+    assert_problem(response, 500)
     assert "secret" not in response.text

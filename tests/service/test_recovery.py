@@ -22,6 +22,7 @@ from tests.polling import wait_until
 from tests.service.conftest import png, serving
 from tests.service.hostile_images import encode
 from tests.service.test_errors import assert_problem
+from tests.service.test_hostile import TENSOR
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +81,7 @@ def test_request_of_a_killed_worker_is_answered_by_another(settings: Settings, w
 
 
 def test_checkpoint_that_crashes_two_workers_is_disabled_and_named(settings: Settings) -> None:
-    infer, model = "/v2/models/ninformer-cifar100.vit", {"inputs": [tensor()]}
+    infer, model = "/v2/models/ninformer-cifar100.vit", {"inputs": [TENSOR]}
     with serving(settings.model_copy(update={"workers": 2})) as client:
         assert ask(client, MIXER).status_code == 200
         kill_within_passes(client, 2)
@@ -112,10 +113,6 @@ def test_stopped_worker_is_replaced(settings: Settings, is_asked: bool, monkeypa
         assert ask(client).status_code == 200
         # It may have been loading a model, for which it has LEAST_SECONDS.
         assert time.monotonic() - before < 60 and pids_of(client) != stopped
-
-
-def tensor() -> dict[str, Any]:
-    return {"name": "image", "datatype": "UINT8", "shape": [1, 3, 32, 32], "data": [7] * 3072}
 
 
 def test_killed_idle_worker_is_replaced_while_the_service_stays_ready(settings: Settings) -> None:
@@ -187,7 +184,7 @@ def test_model_is_ready_only_with_its_recorded_weights(root: Path, tmp_path: Pat
     address = "/v2/models/ninformer-cifar100.vit"
     with serving(Settings(root=own)) as client:
         assert client.get(f"{address}/ready").status_code == 200
-        assert client.post(f"{address}/infer", json={"inputs": [tensor()]}).status_code == 200
+        assert client.post(f"{address}/infer", json={"inputs": [TENSOR]}).status_code == 200
         run_key = client.get(f"/api/v1/checkpoints/{VIT}").json()["run_key"]
         weights = own / "data" / "runs" / "ninformer-cifar100" / run_key / "weights.safetensors"
         content = weights.read_bytes()
@@ -198,11 +195,11 @@ def test_model_is_ready_only_with_its_recorded_weights(root: Path, tmp_path: Pat
                 weights.write_bytes(fate)
             for path in ("ready", "versions/0/ready"):
                 assert client.get(f"{address}/{path}").status_code == 503
-            assert client.post(f"{address}/infer", json={"inputs": [tensor()]}).status_code == 503
+            assert client.post(f"{address}/infer", json={"inputs": [TENSOR]}).status_code == 503
             assert_problem(ask(client), 503, "the checkpoint's weights can't be read at the moment")
             weights.write_bytes(content)
             assert client.get(f"{address}/ready").status_code == 200
-            assert client.post(f"{address}/infer", json={"inputs": [tensor()]}).status_code == 200
+            assert client.post(f"{address}/infer", json={"inputs": [TENSOR]}).status_code == 200
 
 
 def test_request_larger_than_the_queue_is_413(settings: Settings) -> None:
@@ -215,6 +212,6 @@ def test_request_larger_than_the_queue_is_413(settings: Settings) -> None:
         assert words in client.post(address + many, files=files).json()["detail"]
         assert_problem(client.post(address + many, files=files), 413, "3 images by 8 checkpoints take some 0.2 s")
         pixels = np.zeros((20, 3, 32, 32), np.uint8)
-        body = {"inputs": [tensor() | {"shape": list(pixels.shape), "data": pixels.ravel().tolist()}]}
+        body = {"inputs": [TENSOR | {"shape": list(pixels.shape), "data": pixels.ravel().tolist()}]}
         response = client.post("/v2/models/ninformer-cifar100.vit/infer", json=body)
         assert (response.status_code, response.json()["detail"]) == (400, "20 images; one request takes at most 16")

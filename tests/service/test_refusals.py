@@ -25,11 +25,10 @@ from service.settings import Settings
 from stages.recording.builder import record
 from tests.polling import wait_until
 from tests.service.conftest import png, reading, serving
-from tests.service.running import Running, running
+from tests.service.running import Running, request, running
 from tests.service.test_errors import VIT, assert_problem
 from tests.service.test_hostile import NAME_FILTERS, NAMES, RESOURCES
-from tests.service.test_problems import is_problem
-from tests.service.test_server import FORM, HEADERS, exchange, head, request
+from tests.service.test_server import FORM, HEADERS, exchange, head
 
 pytestmark = pytest.mark.slow
 
@@ -78,8 +77,8 @@ def test_log_lines_for_a_full_pipe_are_dropped_and_counted(client: TestClient, m
         assert 100 <= dropped < 200
         line = f"claimcheck_log_lines_dropped_total {before + dropped:.1f}"
         wait_until(lambda: line in client.get("/metrics").text)  # cached briefly
-        told = [int(json.loads(read.readline())["message"].partition(" ")[0]) for _ in range(200 - dropped)]
-        assert told == sorted(set(told)) and told[:10] == list(range(10))
+        numbers = [int(json.loads(read.readline())["message"].partition(" ")[0]) for _ in range(200 - dropped)]
+        assert numbers == sorted(set(numbers)) and numbers[:10] == list(range(10))
         handler.flush()
 
 
@@ -197,7 +196,7 @@ def test_hostile_name_is_unknown_on_postgresql(on_postgresql: TestClient, kind: 
     paths += [f"/v2/models/{name}", f"/v2/models/ninformer-mnist.vit/versions/{name}", f"/runs/{name}"]
     paths += [f"/{page}/{name}" for page in ("papers", "claims", "experiments")]
     for path in paths:
-        is_problem(on_postgresql.get(path), 404)
+        assert_problem(on_postgresql.get(path), 404)
     assert on_postgresql.post(f"/predict?checkpoint={name}", files={"file": png()}).status_code == 404
 
 

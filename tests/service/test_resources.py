@@ -26,9 +26,8 @@ from stages.recording.builder import record
 from stages.run import canonical_json
 from tests.service.conftest import keys_file, png, reading, serving
 from tests.service.results_factory import REPOSITORY
-from tests.service.running import Running
+from tests.service.running import Running, request
 from tests.service.test_errors import assert_problem
-from tests.service.test_server import request
 
 
 def test_lists_keep_the_order_of_params_and_items_equal_list_entries(client: TestClient) -> None:
@@ -232,50 +231,45 @@ class Cached:
         return str(sent[1]["body"].rstrip(b"\0").decode())
 
 
-def test_cached_answers_are_bounded() -> None:
-    async def ask() -> None:
-        cached = Cached()
-        for size in [CACHED_BYTES // 32 + 1, *range(9_000), *range(1_000_000, 1_000_100)]:
-            await cached.ask(str(size))
-        kept = cached.cache.cached
-        assert sum(len(one.body) for one in kept.values()) + len(kept) * (4096 + 104) <= CACHED_BYTES
-        made = cached.made
-        for size, is_kept in ((CACHED_BYTES // 32 + 1, False), (1_000_099, True)):
-            until = [*kept._TTLCache__links.values()][-1].expires if is_kept else 0  # type: ignore[attr-defined]
-            await cached.ask(str(size))
-            assert cached.made == (made := made + (not is_kept))
-            assert not is_kept or max(one.expires for one in kept._TTLCache__links.values()) == until, "not renewed"  # type: ignore[attr-defined]
-
-    asyncio.run(ask())
+@pytest.mark.anyio
+async def test_cached_answers_are_bounded() -> None:
+    cached = Cached()
+    for size in [CACHED_BYTES // 32 + 1, *range(9_000), *range(1_000_000, 1_000_100)]:
+        await cached.ask(str(size))
+    kept = cached.cache.cached
+    assert sum(len(one.body) for one in kept.values()) + len(kept) * (4096 + 104) <= CACHED_BYTES
+    made = cached.made
+    for size, is_kept in ((CACHED_BYTES // 32 + 1, False), (1_000_099, True)):
+        until = [*kept._TTLCache__links.values()][-1].expires if is_kept else 0  # type: ignore[attr-defined]
+        await cached.ask(str(size))
+        assert cached.made == (made := made + (not is_kept))
+        assert not is_kept or max(one.expires for one in kept._TTLCache__links.values()) == until, "not renewed"  # type: ignore[attr-defined]
 
 
-def test_cached_answer_needs_a_recent_reading_of_the_same_content(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_cached_answer_needs_a_recent_reading_of_the_same_content(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "READ_SECONDS", 0.05)
-
-    async def ask() -> None:
-        cached = Cached()
-        await cached.ask()
-        assert {*await asyncio.gather(*(cached.ask() for _ in range(100)))} == {"a"}
-        assert (cached.made, cached.readings) == (1, 1)
-        cached.content = "b"
-        assert (await cached.ask("1"), await cached.ask(), await cached.ask()) == ("b", "b", "b")
-        assert (cached.made, cached.readings) == (3, 2), "an answer from new content ends the old ones at once"
-        cached.content = "c"
-        await asyncio.sleep(middleware.FRESH_SECONDS)
-        assert await cached.ask() == "c", "the old reading has expired"
-        cached.reads.clear()
-        await asyncio.sleep(middleware.FRESH_SECONDS)
-        made = cached.made
-        assert (await cached.ask(), cached.made) == ("c", made + 1), "a silent database isn't waited for"
-        cached.content = "d"
-        assert await cached.ask("2") == "d"
-        cached.reads.set()
-        assert await cached.ask("2") == "d" == await cached.ask()
-        cached.content = ""
-        await asyncio.sleep(middleware.FRESH_SECONDS)
-        assert await cached.ask() == "", "the routes report a database that can't be read"
-
-    asyncio.run(ask())
+    cached = Cached()
+    await cached.ask()
+    assert {*await asyncio.gather(*(cached.ask() for _ in range(100)))} == {"a"}
+    assert (cached.made, cached.readings) == (1, 1)
+    cached.content = "b"
+    assert (await cached.ask("1"), await cached.ask(), await cached.ask()) == ("b", "b", "b")
+    assert (cached.made, cached.readings) == (3, 2), "an answer from new content ends the old ones at once"
+    cached.content = "c"
+    await asyncio.sleep(middleware.FRESH_SECONDS)
+    assert await cached.ask() == "c", "the old reading has expired"
+    cached.reads.clear()
+    await asyncio.sleep(middleware.FRESH_SECONDS)
+    made = cached.made
+    assert (await cached.ask(), cached.made) == ("c", made + 1), "a silent database isn't waited for"
+    cached.content = "d"
+    assert await cached.ask("2") == "d"
+    cached.reads.set()
+    assert await cached.ask("2") == "d" == await cached.ask()
+    cached.content = ""
+    await asyncio.sleep(middleware.FRESH_SECONDS)
+    assert await cached.ask() == "", "the routes report a database that can't be read"
 
 
 def test_raw_fragment_poisons_no_address(service: Running) -> None:

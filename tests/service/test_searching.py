@@ -58,6 +58,14 @@ def test_typing_error_finds_claims_with_the_most_similar_word(
     assert set() < set(find(published_client, asked)) <= set(find(published_client, meant))
 
 
+def test_claims_are_found_by_words_in_any_order_and_by_verdict(client: TestClient) -> None:
+    times = find(client, "MNIST inference time")
+    assert times == [f"ninformer.table3.mnist.{arm}" for arm in ("vit", "mlp-mixer", "local-vit", "ninformer")]
+    assert find(client, "time inference mnist") == times == find(client, "mnist time zebra"), "most of the words"
+    assert find(client, "mnist time", verdict="contradicted") == ["ninformer.table3.mnist.vit"]
+    assert "<b>zebra" not in client.get("/claims", params={"q": "<b>zebra"}).text
+
+
 def test_unknown_word_lists_the_papers(published_client: TestClient) -> None:
     html = published_client.get("/claims?q=qqzzx").text
     assert "Did you mean" not in html and all(

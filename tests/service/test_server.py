@@ -21,7 +21,7 @@ from stages.recording.builder import record
 from tests.polling import wait_until
 from tests.service.conftest import png
 from tests.service.results_factory import make_root
-from tests.service.running import Running, running
+from tests.service.running import Running, request, running
 
 pytestmark = pytest.mark.slow
 
@@ -46,18 +46,6 @@ def own_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(own_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with running(own_root, tmp_path_factory.mktemp("log"), CLAIMCHECK_BODY_SECONDS="1.5") as service:
         yield service
-
-
-def request(
-    service: Running, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
-) -> tuple[int, bytes, dict[str, str]]:
-    connection = http.client.HTTPConnection(service.host, service.port, timeout=60)
-    try:
-        connection.request(method, path, body, headers or {})
-        response = connection.getresponse()
-        return response.status, response.read(), dict(response.getheaders())
-    finally:
-        connection.close()
 
 
 def exchange(service: Running, content: bytes) -> tuple[int, bytes]:

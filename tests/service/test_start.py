@@ -40,12 +40,12 @@ def test_warmup_failure_is_logged_but_the_service_becomes_ready(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def break_down(*_: object) -> None:
-        raise AssertionError("a row that nobody expected")
+        raise AssertionError("an unexpected row")
 
     monkeypatch.setattr("service.app.queries.list_checkpoints", break_down)
     with serving(settings) as client:
         assert client.get("/health/ready").status_code == 200
-    assert "a row that nobody expected" in caplog.text
+    assert "an unexpected row" in caplog.text
 
 
 HANGING = """

@@ -48,8 +48,8 @@ def test_swapping_the_models_reverses_the_one_sentence_answer(published_client: 
     assert yes["gain"]["low"] == pytest.approx(-no["gain"]["high"]) and yes["p_value"] == pytest.approx(no["p_value"])
     size = f"{yes['gain']['value']:.3f}"
     titles = rf"{yes['a']['title']} beats {yes['b']['title']} on .*"
-    told = rf"{titles} by {size} nats \(96.7 % interval .* to .* nats, 5 runs of each\)\."
-    assert re.fullmatch(f"Yes: {told}", yes["sentence"]) and re.fullmatch(f"No: {told}", no["sentence"])
+    sentence = rf"{titles} by {size} nats \(96.7 % interval .* to .* nats, 5 runs of each\)\."
+    assert re.fullmatch(f"Yes: {sentence}", yes["sentence"]) and re.fullmatch(f"No: {sentence}", no["sentence"])
     assert yes["missing"] == 0 and yes["detectable"] > 0 and yes["spread_source"] == "measured"
 
 

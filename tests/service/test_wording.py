@@ -6,18 +6,17 @@ from typing import Any
 
 import pytest
 
-from service.pages.formats import by_reading, in_terms_of, span
+from service.pages.formats import by_reading, in_terms_of, print_value, span
 from service.pages.planning import WIDTH, describe_chance_of_truth, plan_in_words, strip_of
 from service.pages.printed import IN_THE_TEXT, Cell, count_errors, group_by_place, lay_out, take_apart
 from service.pages.wording import (
-    _WORDS,
     agreement,
     as_run,
     name_claim,
     name_metric,
     ours_in_words,
     print_ours,
-    print_value,
+    read_terms,
     span_of,
     verdict_in_words,
 )
@@ -33,7 +32,7 @@ def judge(name: str, status: str, basis: str = "finding", ours: float | None = N
 
 
 @pytest.mark.parametrize(
-    ("answers", "provenances", "told"),
+    ("answers", "provenances", "expected"),
     [
         (["7", "7", "7"], ["full"] * 3, "all 3 say 7"),
         (["7", "1", "7"], ["full"] * 3, "2 of 3 say 7"),
@@ -42,8 +41,8 @@ def judge(name: str, status: str, basis: str = "finding", ours: float | None = N
         (["7", "7"], ["full", "embedded"], "–"),
     ],
 )
-def test_agreement_is_of_models_of_real_images(answers: list[str], provenances: list[str], told: str) -> None:
-    assert agreement(answers, provenances) == told
+def test_agreement_is_of_models_of_real_images(answers: list[str], provenances: list[str], expected: str) -> None:
+    assert agreement(answers, provenances) == expected
 
 
 def test_every_claim_has_a_title_in_words() -> None:
@@ -51,7 +50,7 @@ def test_every_claim_has_a_title_in_words() -> None:
         metrics = {row["metric"] for row in csv.DictReader(file) if not row["statement"]}
     assert [name for name in map(name_metric, metrics) if not re.fullmatch("[A-Z][A-Za-z0-9, -]+", name)] == []
     alternatives = {metric for group in DEFENSIBLE for metric in group}
-    assert set(_WORDS) <= metrics | alternatives, "no word is unused"
+    assert set(read_terms("metric")) <= metrics | alternatives, "no word is unused"
     claim = Claim(id="x", arm="vit", metric="flops_per_image")
     judged = JudgedClaim(claim=claim, verdict=VerdictRow(), experiments=(), datasets=("mnist",))
     assert name_claim(judged, {"mnist": "MNIST"}, {}) == "vit: FLOPs per image (MNIST)"
@@ -68,7 +67,7 @@ def test_result_is_printed_in_its_own_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "metric", "unit", "better", "told"),
+    ("value", "kind", "metric", "unit", "better", "expected"),
     [
         (0.0036, "order", "min_error", "fraction", "lower", "0.36 pp lower"),
         (-0.0002, "order", "min_error", "fraction", "lower", "0.02 pp higher"),
@@ -79,10 +78,10 @@ def test_result_is_printed_in_its_own_unit() -> None:
     ],
 )
 def test_difference_states_its_direction(
-    value: float, kind: str, metric: str, unit: str, better: str, told: str
+    value: float, kind: str, metric: str, unit: str, better: str, expected: str
 ) -> None:
     """A gain in error means fewer errors, a relative gain in time is the other model's extra time."""
-    assert print_value(Claim(id="x", kind=kind, metric=metric, value=value, unit=unit, better=better)) == told
+    assert print_value(Claim(id="x", kind=kind, metric=metric, value=value, unit=unit, better=better)) == expected
 
 
 def test_error_at_several_places_counts_once() -> None:
@@ -122,16 +121,16 @@ def test_number_has_the_precision_of_its_interval() -> None:
 
 
 def test_short_verdict_mentions_an_open_size() -> None:
-    def told(status: str | None, scope: Scope | None = None) -> str:
+    def words_of(status: str | None, scope: Scope | None = None) -> str:
         size, part = {"status": status} if status else None, vars(scope) if scope else None
         verdict = VerdictRow(status="supported", size=size, scope=part)
         return verdict_in_words(JudgedClaim(claim=Claim(id="x"), verdict=verdict, experiments=(), datasets=()))
 
-    assert told("inconclusive") == told("undecidable at this margin") == "holds, size open"
-    assert told("not reproduced") == "holds, size fails"
-    assert told(None) == "holds"
+    assert words_of("inconclusive") == words_of("undecidable at this margin") == "holds, size open"
+    assert words_of("not reproduced") == "holds, size fails"
+    assert words_of(None) == "holds"
     part = Scope(pairs=2, planned_pairs=4, factor="depth", ran=(5,), missing=(8,))
-    assert told("inconclusive", part) == "holds, size open, at 5 layers"
+    assert words_of("inconclusive", part) == "holds, size open, at 5 layers"
 
 
 STRETCHES = [
@@ -171,8 +170,8 @@ def tell(claim: dict[str, Any], **power: Any) -> str | None:
     names = ("supported", "reproduced", "not_reproduced", "needed", "needed_for_size", "margin", "paper_error", "most")
     names += ("supported_at_half",)
     whole = {**dict.fromkeys(names), "planned": 5, "can_reproduce": True, "source": "printed", **power}
-    told = plan_in_words(Claim(id="x", **claim), VerdictRow(power=whole))
-    return None if told is None else " ".join([told[0], *told[1]])
+    plan = plan_in_words(Claim(id="x", **claim), VerdictRow(power=whole))
+    return None if plan is None else " ".join([plan[0], *plan[1]])
 
 
 @pytest.mark.parametrize("claim", [VALUE, GAIN, {**GAIN, "kind": "equivalence"}, {**GAIN, "kind": "uniform"}])
