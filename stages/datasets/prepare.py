@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.datasets import isic2019, own, text
+from stages.datasets import isic2019, own, tables, text
 from stages.datasets.image_readers import (
     CIFAR10,
     CIFAR100,
@@ -69,7 +69,7 @@ def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path)
     if not is_listed:
         source = replace(source, files=tuple(SourceFile(name=file.name) for file in manifest.files))
     if source.kind == "table" and source.reader != "sgemm":
-        return own.prepare_own_table(source, manifest, folder, target, is_listed=is_listed)
+        return tables.prepare_own_table(source, manifest, folder, target, is_listed=is_listed)
     if source.kind == "table":
         return prepare_table(source, manifest, folder, target)
     if source.kind == "text":
@@ -100,7 +100,7 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
         excluded = len(test) - len(kept)
         test = ImageSet(images=test.images[kept], labels=test.labels[kept])
         _check_labels(test.labels, source, classes, f"{manifest.dataset}, test")
-    shared = find_shared(train, test)
+    shared = find_shared(train.images, test.images)
     if manifest.source != "embedded":
         # Without a count, official files are taken as they are; other files may share none.
         is_published = manifest.source == "official" and source.reader in READERS
