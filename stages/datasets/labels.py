@@ -166,7 +166,8 @@ def encode_targets(values: np.ndarray, source: DatasetSource, columns: Sequence[
     if values.dtype.kind in "biuf":
         is_right = abs(values) <= GREATEST if is_number else np.isin(values, (0, 1))
     else:
-        is_right = np.vectorize(_is_number if is_number else _is_label, [bool])(values)
+        check = _is_number if is_number else _is_label
+        is_right = np.array([check(value) for value in values.flat], dtype=bool).reshape(values.shape)
     for row, column in np.argwhere(~is_right)[:1]:
         name, expected = columns[column] if columns else column, "a finite number of float32" if is_number else "0 or 1"
         raise DatasetError(f"{where}: row {row} of label {name} is {values[row, column]}; expected {expected}")

@@ -120,7 +120,15 @@ MISTAKES: dict[str, tuple[Change, dict[str, Any], dict[str, str]]] = {
     "infinite": (
         with_value(np.inf),
         {},
-        dict.fromkeys(FORMS, r"row \d+ of (label|column) (1|.*green.*|.label 1.) is inf; expected"),
+        dict.fromkeys(FORMS, r"row 4 of (label (1|green)|column '(green|label 1)') is inf; expected"),
+    ),
+    "too large": (
+        with_value(1e300),
+        {},
+        {
+            "multi-label": r"row 4 of (label (1|green)|column '(green|label 1)') is 1e\+300; expected",
+            "regression": r"row 4 of label (1|green) is 1e\+300; expected a finite number of float32",
+        },
     ),
     "another number": (lambda values: values, {"classes": 4}, dict.fromkeys(FORMS, r"(30|21), 3\).*classes: 4")),
     "label of no row": (without_label(slice(None)), {}, {"multi-label": r"no row has the label (1|green)"}),
