@@ -31,7 +31,10 @@ def read_arrays(folder: Path, names: tuple[str, ...]) -> tuple[Arrays, str]:
         raise DatasetError(f"{folder}: {len(names)} files; the arrays of a data set are in one npz")
     path = folder / name
     try:
-        with np.load(path, allow_pickle=False) as file:
+        content = np.load(path, allow_pickle=False)
+        if isinstance(content, np.ndarray):
+            raise DatasetError(f"{path}: is one array, as numpy.save writes; put the arrays into an npz by numpy.savez")
+        with content as file:
             for split in ("train", "test"):
                 (x, rows), (y, targets) = (_find(file, kind, split, path) for kind in (_ROWS, _TARGETS))
                 if len(rows) != len(targets):
@@ -89,7 +92,7 @@ def read_image_arrays(folder: Path, names: tuple[str, ...], source: DatasetSourc
             labels = encode_targets(labels, source, (), where)
         else:
             labels = one_of_each_row(labels, where)
-            for row in np.flatnonzero(labels != labels.round())[:1]:
+            for row in np.flatnonzero((labels != np.rint(labels)) | ~(abs(labels) < 1 << 31))[:1]:
                 raise DatasetError(
                     f"{where}: the class of row {row} is {labels[row]}; expected a whole number from 0, or declare "
                     "`task: regression`"

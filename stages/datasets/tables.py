@@ -51,8 +51,7 @@ def read_csv(path: Path, separator: str | None, **options: Any) -> Any:
         return pd.read_csv(path, **layout, **options)
     except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
         hint = "; leave out surplus fields, or quote the one that has the separator"
-        why = f"{str(error).strip()}{hint if ' fields in line ' in str(error) else ''}"
-        raise DatasetError(f"{path}: {why}") from None
+        raise DatasetError(f"{path}: {error}{hint if ' fields in line ' in str(error) else ''}") from None
 
 
 def read_frame(path: Path, source: DatasetSource, reader: str, texts: Collection[str] = ()) -> Any:
@@ -78,7 +77,7 @@ def read_frame(path: Path, source: DatasetSource, reader: str, texts: Collection
     except DatasetError:
         raise
     except Exception as error:  # noqa: BLE001  (damaged files raise any, and so do users' functions)
-        why = " ".join(str(error).split()) or type(error).__name__
+        why = str(error) or type(error).__name__
         raise DatasetError(f"{path}: the reader {reader} can't read it ({why})") from None
     if not isinstance(frame, pd.DataFrame):
         raise DatasetError(f"{path}: the reader {reader} returns {type(frame).__name__}; expected a DataFrame")
