@@ -50,8 +50,8 @@ def read_csv(path: Path, separator: str | None, **options: Any) -> Any:
         refuse_duplicates([name for name in header if name], path)
         return pd.read_csv(path, **layout, **options)
     except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
-        hint = "; leave out surplus fields, or quote the one that has the separator"
-        raise DatasetError(f"{path}: {error}{hint if ' fields in line ' in str(error) else ''}") from None
+        hint = f"; quote fields that have the separator {layout['sep']!r}, or declare another `separator`"
+        raise DatasetError(f"{path}: {str(error).strip()}{hint if ' fields in line ' in str(error) else ''}") from None
 
 
 def read_frame(path: Path, source: DatasetSource, reader: str, texts: Collection[str] = ()) -> Any:
