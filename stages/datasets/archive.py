@@ -167,10 +167,8 @@ def decode_square(
 
 
 def _describe(error: Exception) -> str:
-    """Describe an error of Pillow, the same at every run: without the addresses of objects."""
-    if isinstance(error, UnidentifiedImageError):
-        return "of no known format"
-    return str(error) or type(error).__name__
+    """Describe an error of Pillow without the address of an object, which differs at every run."""
+    return "of no known format" if isinstance(error, UnidentifiedImageError) else str(error) or type(error).__name__
 
 
 def _opaque(picture: Image.Image) -> Image.Image:

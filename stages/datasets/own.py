@@ -155,6 +155,10 @@ def _divide(
     published, note = choose_splits(
         {name: pictures[name].split for name in names}, "pictures", {name: name in readable for name in names}
     )
+    for split, part in published.items():
+        found, wanted = len(readable & {*part}), source.train if split == "train" else source.test
+        if not found <= wanted <= len(part):  # a file may be cut where no reader sees it
+            raise DatasetError(f"{where}, {split}: {found:,} images; params.yaml declares {wanted:,}")
     if published:
         return {split: [name for name in part if name in readable] for split, part in published.items()}, note
     declared = source.train + source.test

@@ -163,9 +163,11 @@ def _read_checked(
         raise DatasetError(
             f"{manifest.dataset}: {len(reader.classes)} class names; params.yaml declares {source.classes}"
         )
-    # Only a split without official digests may be partial: a mirror's subset declares so by its files.
+    # Only a split without official digests may be partial: a mirror's subset declares so by its files.  A user's own
+    # files have all that are declared, but for those that are left out by choice.
     is_official = all(file.matches_official for file in manifest.files if file.name in reader.files[split])
-    check_split(images, split, source, f"{manifest.dataset}, {split}", may_be_part=not is_official)
+    may_be_part = not is_official and (source.reader not in own.IMAGES or source.broken == "skip")
+    check_split(images, split, source, f"{manifest.dataset}, {split}", may_be_part=may_be_part)
     _check_labels(images.labels, source, reader.classes, f"{manifest.dataset}, {split}")
     return images
 

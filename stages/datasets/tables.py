@@ -61,16 +61,11 @@ def read_frame(path: Path, source: DatasetSource, reader: str, texts: Collection
         DatasetError: it can't be read, has no rows, or lacks a column that is declared.
     """
     import pandas as pd  # half a second
-    from pyarrow import parquet
 
     def read_by_separator(path: Path) -> Any:
         return read_csv(path, source.separator, dtype=dict.fromkeys(texts, str))
 
-    def read_parquet(path: Path) -> Any:
-        refuse_duplicates(parquet.read_schema(path).names, path)
-        return pd.read_parquet(path)
-
-    known: dict[str, Any] = {"csv": read_by_separator, "parquet": read_parquet}
+    known: dict[str, Any] = {"csv": read_by_separator, "parquet": pd.read_parquet}
     read = find_reader(path.parent.name, reader, known | dict.fromkeys(("npz", "sgemm"), pd.read_csv))
     try:
         frame = read(path)
@@ -121,7 +116,7 @@ def prepare_own_table(
         found = {split: len(part) for split, part in rows.items()}
         if found != counts:
             raise DatasetError(
-                f"{manifest.dataset}: {' and '.join(f'{n:,}' for n in found.values() if n)} rows; params.yaml declares "
+                f"{manifest.dataset}: {' and '.join(f'{n:,}' for n in found.values() if n) or 0} rows; params.yaml declares "
                 f"{source.train:,} to train with and {source.test:,} to test"
             )
         check_response(targets, source, manifest.dataset)
@@ -143,20 +138,17 @@ def prepare_own_table(
     )
 
 
-def _statistics(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each column [N, D] without missing values; 1 if it is constant but for rounding.
-
-    `fsum` rounds once, so the numbers are the same on every machine.
-    """
-    means, deviations = [], []
+def _statistics(features: np.ndarray) -> np.ndarray:
+    """Means and standard deviations [2, D] of columns without missing values; 1 if one is constant but for rounding."""
+    found = []
     for column in features.T:
-        known = column[~np.isnan(column)].tolist()
-        mean = math.fsum(known) / max(len(known), 1)
-        std = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / max(len(known), 1))
-        noise = 4 * np.finfo(np.float64).eps * max(map(abs, known), default=0)
-        means.append(mean)
-        deviations.append(std if std > noise else 1.0)
-    return np.array(means), np.array(deviations)
+        known, n = column[~np.isnan(column)].tolist(), len(column) - int(np.isnan(column).sum()) or 1
+        # fsum rounds once, so the numbers are the same on every machine.
+        mean = math.fsum(known) / n
+        std = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / n)
+        is_noise = std <= 4 * np.finfo(np.float64).eps * max(map(abs, known), default=0)
+        found.append((mean, 1.0 if is_noise else std))
+    return np.array(found).T
 
 
 def _divide(
@@ -196,16 +188,13 @@ def _frames_of_arrays(source: DatasetSource, folder: Path) -> Frames:
     frames, wanted = dict[str, Any](), list[str]()
     for split, (rows, targets) in arrays.items():
         where = f"{folder / source.files[0].name}, {split}"
-        if rows.ndim != 2:
-            raise DatasetError(f"{where}: rows are {[*rows.shape]}; expected [rows, columns]")
         targets = one_of_each_row(targets, where) if source.task is None else targets
         targets = targets[:, None] if targets.ndim == 1 else targets
-        if targets.ndim != 2:
-            raise DatasetError(f"{where}: targets are {[*targets.shape]}; expected [rows, {source.classes}]")
+        if (rows.ndim, targets.ndim) != (2, 2):
+            shapes = f"rows are {[*rows.shape]} and targets {[*targets.shape]}"
+            raise DatasetError(f"{where}: {shapes}; expected [rows, columns] of both")
         wanted = ["target"] if source.task is None else [f"label {number}" for number in range(targets.shape[1])]
         columns = [f"column {number}" for number in range(rows.shape[1])]
-        if not len(rows):
-            raise DatasetError(f"{where}: has no rows")
         frames[f"{source.files[0].name}/{split}"] = pd.DataFrame(rows, columns=columns).join(
             pd.DataFrame(targets, columns=wanted)
         )
@@ -220,41 +209,39 @@ def _frames_of_files(source: DatasetSource, folder: Path) -> Frames:
     frames = {name: read_frame(folder / name, source, source.reader) for name in names}
     if any({*frame.columns} != {*frames[names[0]].columns} for frame in frames.values()):
         raise DatasetError(f"{folder}: its files have different columns")
-    texts = _texts_in(frames, folder) if source.reader == "csv" else []
-    if texts:  # as they are written in every file, whatever type pandas guesses from the cells of one
+    texts = [name for frame in frames.values() for name in frame.select_dtypes(exclude=["number", "bool"])]
+    if texts and source.reader == "csv":  # as they are written, whatever type pandas guesses from a file's cells
         frames = {name: read_frame(folder / name, source, source.reader, texts) for name in names}
     return frames, wanted, ""
 
 
-def _texts_in(frames: Mapping[str, Any], folder: Path, *, is_mixed: bool = True) -> list[str]:
-    """Names of the columns that have text in some file; the others have numbers or truth values.
+def _texts_in(frames: Mapping[str, Any], folder: Path) -> list[str]:
+    """Names of the columns that have text; the others have numbers or truth values.
 
     Raises:
-        DatasetError: a column has something else, or, unless it `is_mixed`, text in one file and numbers in another.
+        DatasetError: a column has something else, or text in one file and numbers in another.
     """
-    from pandas.api.types import infer_dtype, is_bool_dtype
+    from pandas.api.types import infer_dtype
 
     texts = list[str]()
     for column in next(iter(frames.values())):
         kinds: dict[str, str] = {}
         for name, frame in frames.items():
-            is_category = frame[column].dtype == "category"
-            found = "categorical" if is_category else infer_dtype(frame[column], skipna=True)
+            found, dtype = infer_dtype(frame[column], skipna=True), frame[column].dtype
+            if dtype == "category" or (found, dtype) == ("boolean", object):  # truth values with gaps
+                found = "categorical"
             if found not in _KINDS:
                 raise DatasetError(
                     f"{folder / name}: column {column!r} has {found} values; expected numbers or text; leave it out "
                     "by `ignore`"
                 )
-            kinds |= {_KINDS[found]: name} if frame[column].notna().any() else {}
-        if not is_mixed and {"text", "numbers"} <= {*kinds}:
+            kinds[_KINDS[found]] = name
+        if {"text", "numbers"} <= {*kinds}:
             raise DatasetError(
                 f"{folder}: column {column!r} has text in {kinds['text']} and numbers in {kinds['numbers']}; store one "
                 "type, or leave it out by `ignore`"
             )
-        # Truth values with gaps are objects.
-        is_named = {*kinds} == {"truth values"} and not all(is_bool_dtype(frame[column]) for frame in frames.values())
-        if "text" in kinds or is_named:
-            texts.append(column)
+        texts += [column] if "text" in kinds else []
     return texts
 
 
@@ -267,7 +254,7 @@ def _join(
     """
     import pandas as pd  # half a second
 
-    texts = _texts_in(frames, folder, is_mixed=source.reader == "csv")
+    texts = _texts_in(frames, folder)
     kept, blocks, targets = dict[str, np.ndarray](), [], []
     for name, frame in frames.items():
         path, gaps = folder / name, frame.isna()

@@ -155,7 +155,7 @@ def test_wrong_count_is_an_error_with_the_right_one(tmp_path: Path, splits: tupl
 )
 def test_innermost_folder_or_archive_names_the_split(names: tuple[str, ...], test: list[str]) -> None:
     pictures = {name: Picture(name, (0, "a"), split_of(name)) for name in names}
-    parts, note = _divide(pictures, pictures.keys(), source_of("x"), "pets")
+    parts, note = _divide(pictures, pictures.keys(), source_of("x", train=len(names) - 1, test=1), "pets")
     assert (parts["test"], parts["train"], note) == (test, [name for name in names if name not in test], "")
 
 
