@@ -31,6 +31,6 @@ def measure() -> list[Line]:
         other = build()
         adam = torch.optim.Adam(other.parameters(), lr=1e-4, fused=True)
         forward = torch.compile(other) if way == "compiled" else other
-        peers[f"fused Adam, {way}"] = training_step(forward, adam, batch=BATCH, classes=10)
-    result = race({"ours": training_step(model, ours, batch=BATCH, classes=10)}, peers, rounds=5)
+        peers[f"fused Adam, {way}"] = training_step(forward, adam, batch=BATCH)
+    result = race({"ours": training_step(model, ours, batch=BATCH)}, peers, rounds=5)
     return [result.cost(f"CG-FAC, a training step with {ITERATIONS} iterations, batch {BATCH}", GOAL)]

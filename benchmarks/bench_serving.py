@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import multiprocessing
 import os
 import signal
 import statistics
@@ -22,9 +21,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +33,6 @@ from benchmarks.server import free_port, server
 from benchmarks.timing import Line, milliseconds
 from service.inference.workers import cores_here
 from stages.checkpoint.predictor import Predictor, load_predictor
-from stages.device import keep_freed_memory
 from stages.images import decode_image
 from stages.recording.builder import record
 
@@ -118,42 +115,6 @@ class AloneTogether:
     def end(self) -> None:
         for process in self.processes:
             process.communicate()
-
-
-def answer_until_closed(connection: Connection, model: str) -> None:
-    """Decode and predict one image at a time for another process: the minimum around any server."""
-    keep_freed_memory()
-    torch.set_num_threads(1)
-    predictor = load_predictor(file_of(model))
-    with suppress(EOFError):
-        while True:
-            images = np.stack([decode_image(connection.recv_bytes(), predictor.contract.shape)])
-            connection.send_bytes(predictor.probabilities(images).tobytes())
-
-
-@contextmanager
-def by_pipe(model: str) -> Iterator[Connection]:
-    context = multiprocessing.get_context("spawn")
-    connection, theirs = context.Pipe()
-    process = context.Process(target=answer_until_closed, args=(theirs, model), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield connection
-    finally:
-        connection.close()
-        process.join()
-
-
-def asked(connection: Connection, images: Sequence[bytes], seconds: float) -> list[float]:
-    """Return the seconds of each answer, one after another."""
-    taken: list[float] = []
-    started = time.perf_counter()
-    while (before := time.perf_counter()) < started + seconds:
-        connection.send_bytes(images[len(taken) % len(images)])
-        connection.recv_bytes()
-        taken.append(time.perf_counter() - before)
-    return taken
 
 
 @dataclass(frozen=True)
@@ -248,13 +209,13 @@ def show(side: Side) -> None:
 
 
 def faster(model: str, against: str, peers: Mapping[str, float], ours: float, goal: float) -> Line:
-    """Compare with the fastest of `peers` (answers per second by name), which is listed first."""
-    best_first = sorted(peers.items(), key=lambda peer: -peer[1])
+    """Compare with the fastest of `peers` (answers per second by name)."""
+    best = max(peers, key=lambda name: peers[name])
     return Line(
         what=f"PNG uploads to {model}, {MANY} connections, against {against}",
-        peer="; ".join(f"{name}: {rate:.0f}/s" for name, rate in best_first),
+        peer=f"{best}: {peers[best]:.0f}/s",
         ours=f"{ours:.0f}/s",
-        value=ours / best_first[0][1],
+        value=ours / peers[best],
         goal=goal,
     )
 
@@ -273,13 +234,10 @@ def asked_at_once(model: str, seconds: float, rounds: int, at_once: Sequence[int
     raw(predictor, images, MANY, 1.0, cores_here())
     alone: dict[int, list[float]] = {connections: [] for connections in at_once}
     together: list[float] = []
-    piped: list[float] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         processes = AloneTogether(model)
         stack.callback(processes.end)
-        pipe = stack.enter_context(by_pipe(model))
-        asked(pipe, images, 1.0)
         sides = [stack.enter_context(ours(model, images, folder))]
         if importlib.util.find_spec("litserve") is not None:
             sides += [stack.enter_context(litserve(model, images, folder, name)) for name in PEERS]
@@ -288,8 +246,6 @@ def asked_at_once(model: str, seconds: float, rounds: int, at_once: Sequence[int
                 threads = 1 if batch == 1 else cores_here()  # a single thread answers one image sooner
                 rates.append(raw(predictor, images, batch, seconds, threads))
             together.append(processes.per_second(seconds))
-            if 1 in at_once:
-                piped += asked(pipe, images, seconds)
             for side in sides:
                 side.measure(seconds, at_once)
         for side in sides:
@@ -297,7 +253,7 @@ def asked_at_once(model: str, seconds: float, rounds: int, at_once: Sequence[int
             show(side)
     rates_alone = {batch: statistics.median(rates) for batch, rates in alone.items()}
     lines = at_many(model, sides, rates_alone[MANY], statistics.median(together))
-    return [*lines, lone(model, sides[0], rates_alone[1], statistics.median(piped))] if 1 in at_once else lines
+    return [*lines, lone(model, sides[0], rates_alone[1])] if 1 in at_once else lines
 
 
 def at_many(model: str, sides: Sequence[Side], alone: float, together: float) -> list[Line]:
@@ -312,12 +268,12 @@ def at_many(model: str, sides: Sequence[Side], alone: float, together: float) ->
     return [*found, dataclasses.replace(faster(model, "LitServe", others, busy, 1.3), most=most)]
 
 
-def lone(model: str, ours: Side, alone: float, piped: float) -> Line:
-    """Compare one connection with the model `alone` (images per second) and `piped` (seconds per answer)."""
+def lone(model: str, ours: Side, alone: float) -> Line:
+    """Compare one connection with the model `alone` (images per second)."""
     one = statistics.median(ours.middle(1).seconds)
     return Line(
         what=f"PNG uploads to {model}, 1 connection",
-        peer=f"decoding and model alone: {1000 / alone:.2f} ms; asked by a pipe: {1000 * piped:.2f} ms",
+        peer=f"decoding and model alone: {1000 / alone:.2f} ms",
         ours=f"{1000 * one:.2f} ms",
         value=1000 * (one - 1 / alone),
         goal=2.0,

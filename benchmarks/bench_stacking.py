@@ -5,8 +5,7 @@ Compiled stacks must be 2.2 times as fast as the fastest peer at 25 units, 1.3 t
 with our sums, which compiled code keeps), and of all base networks, stacked as batched products.
 
 Batches have 1,024 rows; all sides use Adam and one thread, as with one slot per core, and flush denormals. The rate
-excludes compiling, whose time with an empty and a full cache is in the row; `stages.scheduling.engine.groups` decides
-when it pays.
+excludes compiling; `stages.scheduling.engine.groups` decides when it pays.
 Run: python -m benchmarks stacking
 """
 
@@ -90,7 +89,7 @@ def compare_with_one_by_one(case: Case) -> Line:
     def alone(progress: Callable[[Progress], None]) -> object:
         return fit(networks(replicates[:1])[0], task, protocol(4), replicates[0], progress=progress)
 
-    peers = {"`fit`": lambda: rate(alone).steps_per_second}
+    peers = {"`fit`": lambda: rate(alone)}
     for way in ("eager", "compiled"):
         peers[f"script, {way}"] = partial(script_rate, script(case, way), max(case.steps, 20))
     if case.kind is MLP:
@@ -98,16 +97,15 @@ def compare_with_one_by_one(case: Case) -> Line:
         peers["stacked script, compiled"] = lambda: case.count * together()
     with flushing_denormals():
         turns = [(rate(stacked), {name: peer() for name, peer in peers.items()}) for _ in range(ROUNDS)]
-    ours = statistics.median(case.count * own.steps_per_second for own, _ in turns)
+    ours = statistics.median(case.count * own for own, _ in turns)
     rates = {name: statistics.median(others[name] for _, others in turns) for name in peers}
-    best, *others = sorted(rates, key=lambda name: -rates[name])
-    first, later = turns[0][0].first_step, statistics.median(own.first_step for own, _ in turns[1:])
+    best = max(rates, key=lambda name: rates[name])
     name = "DAC" if case.kind is DACMLP else "base"
     return Line(
         what=f"SGEMM, {case.count} {name} network{'s' * (case.count > 1)} of {case.depth} x {case.width} units stacked",
-        peer=f"{best}: {rates[best]:.0f} steps/s; {', '.join(f'{name}: {rates[name]:.0f}' for name in others)}",
-        ours=f"{ours:.0f} steps/s; first step {first:.0f} s, from the cache {later:.1f} s",
-        value=statistics.median(case.count * own.steps_per_second / theirs[best] for own, theirs in turns),
+        peer=f"{best}: {rates[best]:.0f} steps/s",
+        ours=f"{ours:.0f} steps/s",
+        value=statistics.median(case.count * own / theirs[best] for own, theirs in turns),
         goal=case.goal,
         setting=setting("float32"),
     )
@@ -194,24 +192,11 @@ def compare_with_denormals() -> Line:
     return result.line("SGEMM, 5 base networks of 8 x 25 units with a quarter of the weights denormal", 1.0)
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Steps per second of CPU time, and the wall-clock seconds until the first step was over."""
-
-    steps_per_second: float
-    first_step: float
-
-
-def rate(train: Train) -> Rate:
-    began, times, first = time.perf_counter(), [], 0.0
-
-    def progress(_: Progress) -> None:
-        nonlocal first
-        first = first or time.perf_counter() - began
-        times.append(time.process_time())
-
-    train(progress)
-    return Rate((len(times) - 1) / (times[-1] - times[0]), first)
+def rate(train: Train) -> float:
+    """Return steps per second of CPU time, without the first one."""
+    times: list[float] = []
+    train(lambda _: times.append(time.process_time()))
+    return (len(times) - 1) / (times[-1] - times[0])
 
 
 def protocol(epochs: int) -> Protocol:

@@ -1,12 +1,11 @@
 """Check on a GPU, in a few minutes, everything that training and operators rely on:
 
-    python -m benchmarks.gpu_check [--data data/processed/cifar100] [--out results.jsonl]
+    python -m benchmarks.gpu_check [--out results.jsonl]
 
 Needs only torch (at least 2.11), numpy and safetensors. Within the first minute, every network takes a step in every
 planned precision. Then it compares operators with float64, TF32 products with their emulation, ten steps of each arm of
 the NiNformer paper with the CPU's, passes recorded as CUDA graphs with eager ones, and stacks with single networks.
-Finally it measures step times, images/s in float32, TF32, bfloat16 and compiled, and peak memory. With `--data`, it
-trains the ViT for ten epochs on real data.
+Finally it measures images/s in float32, TF32, bfloat16 and compiled, and peak memory.
 
 Writes one JSON line per measurement. Failures don't stop other checks: all are listed at the end, with exit status 1.
 Only an error that breaks the GPU for the whole process, such as an illegal memory access, makes later checks fail, too:
@@ -19,7 +18,6 @@ import argparse
 import dataclasses
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,14 +25,13 @@ from typing import Any
 
 import torch
 
-from benchmarks import gpu_graphs, gpu_operators, gpu_steps, gpu_tf32, gpu_training, planned
+from benchmarks import gpu_graphs, gpu_operators, gpu_stacks, gpu_steps, gpu_tf32, planned
 from benchmarks.arms import ARMS, build, protocol_for, random_images
 from benchmarks.attempt import Lines, attempt, guarded
-from stages.datasets.packed import read_images
 from stages.device import pick_device
 from stages.run import AugmentationSpec, Precision, Protocol, Replicate
 from stages.training.images import ImageClassification, LabelledImages
-from stages.training.loop import fit, measure, seeded_model
+from stages.training.loop import fit, seeded_model
 from stages.training.process import describe_environment, peak_memory_bytes, reset_peak_memory
 
 TOLERANCE = 2e-2  # relative, on the mean loss of ten steps: dropout draws differ between devices
@@ -51,16 +48,13 @@ class Sizes:
     step: int | None = None
     recorded: int | None = None
     batch: int = 128
-    texts: int = 16
     tokens: int = 1024
     repeats: int = 20
-    stacked: int = 64
     rows: int = 50_000
     steps: int = 100
-    epochs: int = 10
 
 
-REHEARSAL = Sizes(step=2, recorded=2, batch=2, texts=1, tokens=64, repeats=1, stacked=2, rows=3000, steps=1, epochs=1)
+REHEARSAL = Sizes(step=2, recorded=2, batch=2, tokens=64, repeats=1, rows=3000, steps=1)
 
 
 def train_loss(name: str, data: LabelledImages, protocol: Protocol, device: torch.device) -> float:
@@ -110,60 +104,27 @@ def rates(device: torch.device, sizes: Sizes) -> Lines:
                 )
 
 
-def real_epochs(folder: Path, device: torch.device, epochs: int) -> dict[str, Any]:
-    """Train printed epochs of the ViT on real images; return seconds, accuracy and loss."""
-    sets = [read_images(folder, "train"), read_images(folder, "test")]
-    protocol = dataclasses.replace(protocol_for(128, 1), epochs=epochs, steps_per_epoch=None)
-    train_task, test_task = (
-        ImageClassification(
-            LabelledImages(torch.from_numpy(s.images).to(device), torch.from_numpy(s.labels).to(device)), protocol
-        )
-        for s in sets
-    )
-    model = seeded_model(lambda: build("ViT"), REPLICATE).to(device)
-    started = time.monotonic()
-    fit(model, train_task, protocol, REPLICATE)
-    scores = measure(model, test_task)
-    return {
-        "value": time.monotonic() - started,
-        "test_loss": scores["loss"],
-        "test_accuracy": scores["accuracy"],
-    }
-
-
-def real_data(folder: Path, device: torch.device, epochs: int) -> Lines:
-    yield attempt({"measurement": f"{epochs} epochs of CIFAR-100, ViT"}, partial(real_epochs, folder, device, epochs))
-
-
-def parts(device: torch.device, sizes: Sizes, steps: Sequence[planned.Planned], folder: Path | None) -> list[Part]:
+def parts(device: torch.device, sizes: Sizes, steps: Sequence[planned.Planned]) -> list[Part]:
     """Return the parts, required checks first."""
-    found: list[Part] = [
+    return [
         ("environment", lambda: iter([{"environment": describe_environment(device)}])),
         ("planned steps", lambda: gpu_steps.every_step(device, steps, batch=sizes.step)),
         ("operators", lambda: gpu_operators.correctness(device)),
         ("tf32", lambda: gpu_tf32.products(device)),
         ("losses", lambda: losses(device)),
         ("graphs", lambda: gpu_graphs.recorded_steps(device, steps[: sizes.recorded], batch=sizes.step)),
-        ("stacks", lambda: gpu_training.stacks(device, count=sizes.stacked, repeats=sizes.repeats)),
-        ("trained stacks", lambda: gpu_training.trained_stacks(device, rows=sizes.rows)),
+        ("stacks", lambda: gpu_stacks.trained_stacks(device, rows=sizes.rows)),
         (
             "speed of operators",
             lambda: gpu_operators.speed(device, batch=sizes.batch, tokens=sizes.tokens, repeats=sizes.repeats),
         ),
-        (
-            "training steps",
-            lambda: gpu_training.training_steps(device, batch=sizes.batch, texts=sizes.texts, repeats=sizes.repeats),
-        ),
+        ("rates", lambda: rates(device, sizes)),
     ]
-    if folder is not None:
-        found.append(("real data", lambda: real_data(folder, device, sizes.epochs)))
-    return [*found, ("rates", lambda: rates(device, sizes))]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--data", type=Path)
     parser.add_argument("--steps", type=Path, default=planned.PATH, help="what is planned (benchmarks.planned)")
     parser.add_argument("--parts", nargs="+", default=[""], help="only parts whose name begins so")
     parser.add_argument("--out", type=Path, default=Path("gpu_check.jsonl"))
@@ -172,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = REHEARSAL if device.type == "cpu" else Sizes()
     failures, count = [], 0
     with options.out.open("w", encoding="utf-8") as file:
-        for name, part in parts(device, sizes, planned.read(options.steps), options.data):
+        for name, part in parts(device, sizes, planned.read(options.steps)):
             if not name.startswith(tuple(options.parts)):
                 continue
             for line in guarded(name, part):

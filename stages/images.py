@@ -168,8 +168,6 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
         ImageTooLarge: it has more pixels than `MAX_PIXELS`, or more scans than `MAX_SCANS`.
         MemoryError: the image needs more memory than this process may use.
     """
-    channels, height, width = shape
-    mode = "L" if channels == 1 else "RGB"
     if not content:
         raise ImageError("the file is empty; expected a PNG, JPEG or WebP image")
     header = outline(content)
@@ -185,14 +183,7 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 if image.width * image.height > header.pixels:
                     raise ImageError("the image is damaged: it has more pixels than its header says")
-                # a JPEG can be decoded at a fraction of its size, here at least twice the needed size
-                image.draft(None, (2 * max(width, height), 2 * max(width, height)))
-                image.load()
-                fitted = _fit(_resizable(_upright(image), mode), (width, height))
-                if fitted.mode in ("LA", "RGBA"):  # put transparency on black
-                    layer = fitted.convert("RGBA")
-                    fitted = Image.alpha_composite(Image.new("RGBA", layer.size, (0, 0, 0, 255)), layer)
-                flat = fitted.convert(mode)
+                return fit_picture(image, shape)
         except (ImageError, MemoryError):
             raise
         except Image.DecompressionBombError:
@@ -205,7 +196,20 @@ def decode_image(content: bytes, shape: tuple[int, int, int]) -> np.ndarray:
             is_cut |= "truncated" in str(error).lower()
             what = "it ends too early" if is_cut else "its pixels can't be decoded"
             raise ImageError(f"the image is damaged: {what}") from None
-    pixels = np.asarray(flat, dtype=np.uint8)
+
+
+def fit_picture(image: Image.Image, shape: tuple[int, int, int]) -> np.ndarray:
+    """Convert an opened picture to uint8 [C, H, W], as `decode_image` describes; own data are packed so, too."""
+    channels, height, width = shape
+    mode = "L" if channels == 1 else "RGB"
+    # a JPEG can be decoded at a fraction of its size, here at least twice the needed size
+    image.draft(None, (2 * max(width, height), 2 * max(width, height)))
+    image.load()
+    fitted = crop_and_resize(_resizable(_upright(image), mode), (width, height))
+    if fitted.mode in ("LA", "RGBA"):  # put transparency on black
+        layer = fitted.convert("RGBA")
+        fitted = Image.alpha_composite(Image.new("RGBA", layer.size, (0, 0, 0, 255)), layer)
+    pixels = np.asarray(fitted.convert(mode), dtype=np.uint8)
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
@@ -229,11 +233,15 @@ def _resizable(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode in ("L", "LA", "RGB", "RGBA") else image.convert(mode)
 
 
-def _fit(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+def crop_and_resize(
+    image: Image.Image, size: tuple[int, int], filtering: Image.Resampling = Image.Resampling.BILINEAR
+) -> Image.Image:
     """Crop to the centre with the aspect of `size`, and resize; unchanged if it already has the size."""
     if image.size == size:
         return image
     scale = min(image.width / size[0], image.height / size[1])
     left, top = max(0.0, (image.width - scale * size[0]) / 2), max(0.0, (image.height - scale * size[1]) / 2)
     box = (left, top, image.width - left, image.height - top)
-    return image.resize(size, Image.Resampling.BILINEAR, box=box, reducing_gap=2.0)
+    # Pillow's first, coarse step would average pixels with any filter, and a mask's are numbers of classes.
+    gap = None if filtering is Image.Resampling.NEAREST else 2.0
+    return image.resize(size, filtering, box=box, reducing_gap=gap)

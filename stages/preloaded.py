@@ -1,8 +1,9 @@
 """Forks stages from one process that has loaded torch, other libraries and our code, so that a repro loads them once.
 
-`claimcheck repro` starts this file.  On each connection it takes one call (`ask`): a line of JSON, sent with the
-child's standard input, output and error.  It answers with two lines, the child's pid and its exit code.  If the caller
-closes the connection earlier, the child is killed.  One thread (a fork lacks the others), and only on Linux.
+`claimcheck repro` starts this file; so do tests, which name no verb and so load none of our code.  On each connection,
+it takes one call (`ask`): a line of JSON, sent with the child's standard input, output and error.  It answers with two
+lines, the child's pid and its exit code.  If the caller closes the connection earlier, the child is killed.  One thread
+(a fork lacks the others), and only on Linux.
 
 Our code is that of the working directory when the repro began.  `stages.params.stage_inputs` notices later edits.
 """
@@ -16,15 +17,14 @@ import json
 import multiprocessing
 import os
 import runpy
-import selectors
+import select
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.process import BaseProcess
-from typing import Any
+from multiprocessing import connection
 
 ADDRESS = "CLAIMCHECK_PRELOADED"
 """Environment variable with the Unix socket on which such a process takes calls."""
@@ -48,7 +48,7 @@ VERBS = ("evaluate", "fetch", "preprocess", "train")
 """Stages that run once for each experiment or data set."""
 # Variables that the interpreter or a library reads only when it is loaded, so that a fork can't change them.
 _READ_AT_START = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "ATEN_", "TORCH", "LD_", "MALLOC_", "GLIBC_", "CUDA_")
-_CALL_BYTES = 1 << 22
+_FORKS = multiprocessing.get_context("fork")
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
@@ -64,13 +64,16 @@ def ask(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     files: Sequence[int] = (0, 1, 2),
+    cwd: str | None = None,
 ) -> socket.socket:
     """Send a call and return its connection; `files` become the child's input, output and error.
+
+    `cwd` is the process's folder (default: this process's), which the child keeps.
 
     Raises:
         OSError: no process listens there.
     """
-    call = {"module": module, "arguments": list(arguments), "cwd": os.getcwd(), "environment": dict(environment)}
+    call = {"module": module, "arguments": list(arguments), "cwd": cwd or os.getcwd(), "environment": dict(environment)}
     content = json.dumps(call).encode() + b"\n"
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -83,8 +86,8 @@ def ask(
     return server
 
 
-def serve(address: str) -> None:
-    """Load the libraries, then take calls at `address` until standard input ends and every child has ended.
+def serve(address: str, verbs: Sequence[str]) -> None:
+    """Load the libraries and the code of these verbs, then take calls until standard input and every child have ended.
 
     Calls wait while the libraries load, because loading them again would take longer.
     """
@@ -98,115 +101,74 @@ def serve(address: str) -> None:
     for library in LIBRARIES:
         with suppress(ImportError):  # a stage that needs it reports that
             importlib.import_module(library)
-    _load_code()
+    _load_code(verbs)
     if threading.active_count() > 1:
         os.unlink(address)
         return  # a fork would copy locks that another thread holds; threads of OpenBLAS and jemalloc end before a fork
     gc.freeze()
-    with selectors.DefaultSelector() as selector:
-        selector.register(listener, selectors.EVENT_READ, None)
-        selector.register(sys.stdin, selectors.EVENT_READ, None)
-        children: set[socket.socket] = set()
-        open_for_calls = True
-        while open_for_calls or children:
-            for key, _ in selector.select():
-                if key.fileobj is sys.stdin:
-                    selector.unregister(sys.stdin)
-                    selector.unregister(listener)
-                    listener.close()
-                    os.unlink(address)
-                    open_for_calls = False
-                elif key.fileobj is listener:
-                    _take_call(listener.accept()[0], read, selector, children)
-                else:
-                    child, caller = key.data
-                    _look_after(child, caller, selector, children)
+    while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
+        caller, _ = listener.accept()
+        _FORKS.Process(target=_supervise, args=(caller, listener, read)).start()
+        caller.close()
+    listener.close()
+    os.unlink(address)
+    for supervisor in multiprocessing.active_children():
+        supervisor.join()
 
 
-def _load_code() -> None:
+def _load_code(verbs: Sequence[str]) -> None:
     """Import our code and compute its digests, because each stage would take half a second for both."""
     sys.path.insert(0, os.getcwd())
     with suppress(Exception):  # a stage whose code or parameters are at fault reports that
-        for verb in VERBS:
+        for verb in verbs:
             importlib.import_module(f"stages.{verb}")
-        if VERBS:
+        if verbs:
             importlib.import_module("stages.worker")
             importlib.import_module("stages.params.stage_inputs").digest_all_code()
-    for verb in VERBS:
+    for verb in verbs:
         sys.modules.pop(f"stages.{verb}", None)  # each runs as `__main__`
 
 
-def _take_call(
-    caller: socket.socket, read: Mapping[str, str], selector: selectors.BaseSelector, children: set[socket.socket]
-) -> None:
-    """Fork for a caller in this folder whose variables are those that were `read` when the libraries were loaded."""
-    call, files = _read_call(caller)
-    if call is None or call.pop("cwd") != os.getcwd() or read_at_start(call["environment"]) != read:
-        _close(files)
-        caller.close()  # without a pid, so that the caller runs the stage itself
-        return
-    ours = [caller, *(key.fileobj for key in selector.get_map().values() if isinstance(key.fileobj, socket.socket))]
-    child = multiprocessing.get_context("fork").Process(target=_run, args=(ours, files), kwargs=call)
-    child.start()
-    _close(files)
-    with suppress(OSError):  # the caller is gone already, which the selector reports
-        caller.sendall(f"{child.pid}\n".encode())
-    children.add(caller)
-    selector.register(child.sentinel, selectors.EVENT_READ, (child, caller))
-    selector.register(caller, selectors.EVENT_READ, (child, caller))
+def _supervise(caller: socket.socket, listener: socket.socket, read: Mapping[str, str]) -> None:
+    """Fork for a caller in this folder whose variables are those that were `read` when the libraries were loaded.
 
-
-def _read_call(caller: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    caller.settimeout(10)
+    Others get no pid, so that they run the stage themselves.
+    """
+    listener.close()
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the server
     content, files = b"", list[int]()
-    try:
-        while not content.endswith(b"\n") and len(content) < _CALL_BYTES:
-            part, more, _, _ = socket.recv_fds(caller, 1 << 16, 3)
-            files += more
-            if not part:
-                return None, files
-            content += part
-        caller.settimeout(None)
-        return json.loads(content), files
-    except (OSError, ValueError):
-        return None, files
-
-
-def _look_after(
-    child: BaseProcess, caller: socket.socket, selector: selectors.BaseSelector, children: set[socket.socket]
-) -> None:
-    """Handle the end of a child or of its caller, which sends nothing after its call."""
-    if caller not in children:
+    while not content.endswith(b"\n"):
+        part, more, _, _ = socket.recv_fds(caller, 1 << 16, 3)
+        if not part:
+            return  # the caller is gone
+        content, files = content + part, files + more
+    call = json.loads(content)
+    if call.pop("cwd") != os.getcwd() or read_at_start(call["environment"]) != read:
         return
-    if child.exitcode is None:
-        child.kill()
-    child.join()
-    with suppress(OSError):
-        caller.sendall(f"{child.exitcode}\n".encode())
-    selector.unregister(child.sentinel)
-    selector.unregister(caller)
-    children.remove(caller)
-    caller.close()
-    child.close()
-
-
-def _close(files: Sequence[int]) -> None:
+    stage = _FORKS.Process(target=_run, args=(caller, files), kwargs=call)
+    stage.start()
     for file in files:
         os.close(file)
+    with suppress(OSError):  # the caller is gone already
+        caller.sendall(f"{stage.pid}\n".encode())
+    if stage.sentinel not in connection.wait([caller, stage.sentinel]):
+        stage.kill()  # the caller, which sends nothing after its call, is gone
+    stage.join()
+    with suppress(OSError):
+        caller.sendall(f"{stage.exitcode}\n".encode())
 
 
 def _run(
-    of_server: Sequence[socket.socket],
+    caller: socket.socket,
     files: Sequence[int],
     module: str,
     arguments: Sequence[str],
     environment: Mapping[str, str],
 ) -> None:
     """Run `python -m module arguments` in the child; multiprocessing ends it as the interpreter would."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the caller
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the supervisor
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for connection in of_server:
-        connection.close()
+    caller.close()
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
@@ -217,4 +179,4 @@ def _run(
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], sys.argv[2:])

@@ -14,11 +14,11 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -336,19 +336,26 @@ class Prospect:
 class Proposal:
     """Analyses by name (`prospects`), the trainings each is `lacking`, `seconds` per training, and ordered `steps`."""
 
-    trainings: Trainings
     prospects: Mapping[str, Prospect]
     lacking: Mapping[str, frozenset[RunName]]
     seconds: Mapping[RunName, float]
     steps: Sequence[Step[RunName]]
 
-    def place(self, run: RunName) -> tuple[int, float]:
-        """Return the number of the step that trains this run and the run's share of its claims; last and 0 if none."""
-        training = self.trainings.first.get(run)
-        for number, step in enumerate(self.steps):
-            if training in step.items:
-                return number, len(step.completed) / len(step.items)
-        return len(self.steps), 0.0
+    @property
+    def chosen(self) -> dict[str, list[str]]:
+        """Labels `<arm>.<replicate>` of the trainings in all steps, by experiment."""
+        found = defaultdict[str, list[str]](list)
+        for run in self._places:
+            found[run.experiment].append(run.cell)
+        return found
+
+    def order(self, runs: Sequence[PlannedRun], together: int) -> float:
+        """Return the number of the first step that trains one of these runs, as a sort key of their group."""
+        return min(self._places.get(run.name, len(self._places)) for run in runs)
+
+    @cached_property
+    def _places(self) -> dict[RunName, int]:
+        return {run: number for number, step in enumerate(self.steps) for run in step.items}
 
 
 def propose(
@@ -378,7 +385,7 @@ def propose(
         before[claim.id] = max(chance, before.get(claim.id, 0.0))
     counts.save()
     steps = choose(lacking, seconds, worth, budget)
-    return Proposal(trainings=trainings, prospects=prospects, lacking=lacking, seconds=seconds, steps=steps)
+    return Proposal(prospects=prospects, lacking=lacking, seconds=seconds, steps=steps)
 
 
 def weigh(claims: Sequence[ClaimLine], papers: Sequence[PaperDeviations]) -> dict[str, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 
 from stages.datasets.packed import PackedDataError
 from stages.evaluation.flops import FlopCounts
@@ -51,7 +50,6 @@ def main(arguments: list[str] | None = None) -> int:
             complete = train_experiment(
                 options.experiment,
                 params,
-                data=Path("data"),
                 devices=slot_devices(options.device, params, options.engine),
                 report=report,
                 stop=stop,

@@ -13,11 +13,17 @@ from tests.project import EXPERIMENT, REPOSITORY, copy_stages, environment, make
 DVC = [sys.executable, "-m", "dvc"]
 
 
+def variables() -> dict[str, str]:
+    """Return the environment of commands that call our Python by name, as dvc.yaml does."""
+    return environment() | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def call(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=folder, env=variables(), capture_output=True, text=True, check=False)
+
+
 def run(folder: Path, *command: str) -> str:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command, cwd=folder, env=environment() | {"PATH": path}, capture_output=True, text=True, check=False
-    )
+    done = call(folder, *command)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

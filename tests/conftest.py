@@ -22,8 +22,8 @@ from tests.datasets.official_host import OfficialHost
 from tests.object_server import BUCKET, ObjectServer
 from tests.postgres import cluster, find_programs
 
-# A test's make must not inherit the flags and variables of `make test`.
-for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MAKEFILES", "GNUMAKEFLAGS"):
+# A test's make must not inherit the flags and variables of `make test`, and no test another folder of downloads.
+for name in ("CLAIMCHECK_HOME", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MAKEFILES", "GNUMAKEFLAGS"):
     os.environ.pop(name, None)
 # A shell that starts tests in the background makes them, and all their children, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

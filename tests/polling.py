@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(holds: Callable[[], object], seconds: float = 60.0) -> None:
+def wait_until(holds: Callable[[], object], seconds: float = 240.0) -> None:
     """Poll until `holds()` is true; fail after `seconds`."""
     until = time.monotonic() + seconds
     while not holds():

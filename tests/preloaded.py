@@ -1,59 +1,36 @@
-"""Start Python processes quickly by forking a server that has imported every library but none of our code.
+"""Start Python processes quickly as forks of `stages.preloaded`, which has loaded every library but none of our code.
 
-`python` runs `-m module …`, `-c code …` or `-P file …` like a new process, with the code on its `PYTHONPATH`. The
-single-threaded server reads one call per line, forks, and returns exit status and output. Settings that are read at
-startup (hash seed, torch's threads) are the server's, and `atexit` functions don't run: tests that depend on
-these must start a real process.
+`python` runs `-m module …`, `-c code …` or `-P file …` like a new process, with the code on its `PYTHONPATH`. Settings
+that are read at startup (hash seed, torch's threads) are the server's, and `atexit` functions don't run: tests that
+depend on these must start a real process.
 """
 
+import atexit
 import functools
-import gc
-import importlib
 import json
-import multiprocessing
 import os
-import runpy
-import selectors
-import socket
+import shutil
 import subprocess
 import sys
 import tempfile
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-LIBRARIES = (
-    "numpy",
-    "PIL.Image",
-    "pydantic.dataclasses",
-    "pydantic.main",
-    "rich.progress",
-    "safetensors.numpy",
-    "safetensors.torch",
-    "scipy.stats",
-    "sqlalchemy.dialects.sqlite",
-    "sqlalchemy.orm",
-    "torch._dynamo",  # imported by the first optimiser step
-    "torch.utils.flop_counter",
-    "yaml",
-    "zoneinfo",
-)
+from stages import preloaded
+from tests.polling import wait_until
 
-
+FOLDER = Path(__file__).parent
 # Replaces `sys.executable` in children: asks the server unless torch has to read its settings again.
-_STAND_IN = """#!{python} -IS
-import json, os, socket, sys
+STAND_IN = """#!{python} -IS
+import json, os, sys
 if {read_at_start} != {{name: os.environ.get(name) for name in {read_at_start}}}:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
-with socket.socket(socket.AF_UNIX) as server:
-    server.connect({calls!r})
-    call = dict(arguments=sys.argv[1:], cwd=os.getcwd(), env=dict(os.environ), before=None, forks_too=False)
-    server.sendall(json.dumps(call).encode() + b"\\n")
-    answer = json.loads(b"".join(iter(lambda: server.recv(65536), b"")))
-sys.stdout.write(answer["stdout"])
-sys.stderr.write(answer["stderr"])
-sys.exit(answer["returncode"])
+sys.path.append({stages!r})
+from preloaded import ask
+call = dict(arguments=sys.argv[1:], cwd=os.getcwd(), env=dict(os.environ), before=None, executable={python!r})
+with ask({address!r}, "forked", [json.dumps(call)], {environment}, cwd={folder!r}) as connection:
+    sys.exit(int(connection.makefile("rb").read().split()[1]))
 """
 
 
@@ -68,120 +45,53 @@ def python(
 
     If `forks_too`, the child's own uses of `sys.executable` are forked from the same server.
     """
+    folder, environment = _server()
     hook = None if before is None else (before.__module__, before.__qualname__)
-    question = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "before": hook, "forks_too": forks_too}
-    server = _server()
-    assert server.stdin is not None and server.stdout is not None
-    try:
-        server.stdin.write(json.dumps(question) + "\n")
-        server.stdin.flush()
-        answer = json.loads(server.stdout.readline())
-    except BaseException:  # a timed-out test leaves its answer unread
-        server.kill()
-        server.communicate()
-        _server.cache_clear()
-        raise
-    return subprocess.CompletedProcess([sys.executable, *arguments], **answer)
+    executable = str(folder / "python") if forks_too else sys.executable
+    call = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "before": hook, "executable": executable}
+    pipes = [os.pipe() for _ in ("output", "errors")]
+    with open(os.devnull, "rb") as nothing:
+        files = [nothing.fileno(), *(writer for _, writer in pipes)]
+        connection = preloaded.ask(str(folder / "calls"), "forked", [json.dumps(call)], environment, files, str(FOLDER))
+    with connection, connection.makefile("rb") as answer, ThreadPoolExecutor(len(pipes)) as pool:
+        for _, writer in pipes:
+            os.close(writer)
+        output, errors = pool.map(_read, (reader for reader, _ in pipes))
+        code = int(answer.read().split()[1])
+    return subprocess.CompletedProcess([sys.executable, *arguments], code, output, errors)
+
+
+def _read(pipe: int) -> str:
+    with os.fdopen(pipe, encoding="utf-8") as file:
+        return file.read()
 
 
 @functools.cache
-def _server() -> subprocess.Popen[str]:
-    """Start the server, which exits when its stdin, and so this process, closes."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-P", __file__]
-    return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def _serve() -> None:
-    for library in LIBRARIES:
-        importlib.import_module(library)
-    assert len(os.listdir("/proc/self/task")) == 1, "a fork would lack the other threads"
-    assert "stages" not in sys.modules
-    gc.freeze()
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as calls:
-        calls.bind(f"{folder}/calls")
-        calls.listen()
-        _stand_in(Path(folder)).write_text(
-            _STAND_IN.format(
-                python=sys.executable,
-                read_at_start={name: os.environ.get(name) for name in ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")},
-                calls=calls.getsockname(),
-            )
+def _server() -> tuple[Path, dict[str, str]]:
+    """Start the server, which ends with this process; return its folder and environment."""
+    folder = Path(tempfile.mkdtemp(prefix="claimcheck-"))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    address = str(folder / "calls")
+    read_at_start = {name: os.environ.get(name) for name in ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")}
+    (folder / "python").write_text(
+        STAND_IN.format(
+            python=sys.executable,
+            read_at_start=read_at_start,
+            stages=str(Path(preloaded.__file__).parent),
+            address=address,
+            environment=environment,
+            folder=str(FOLDER),
         )
-        _stand_in(Path(folder)).chmod(0o700)
-        for line in sys.stdin:
-            print(json.dumps(_answer(json.loads(line), calls)), flush=True)
-    os._exit(0)  # skip the orderly exit, which takes half a second
+    )
+    (folder / "python").chmod(0o700)
+    command = [sys.executable, "-P", preloaded.__file__, address]
+    process = subprocess.Popen(command, cwd=FOLDER, env=environment, stdin=subprocess.PIPE)
 
+    def close() -> None:
+        process.kill()
+        process.communicate()
+        shutil.rmtree(folder, ignore_errors=True)
 
-def _stand_in(folder: Path) -> Path:
-    return folder / "python"
-
-
-def _answer(question: Mapping[str, Any], calls: socket.socket) -> dict[str, Any]:
-    """Run the call in a child and serve the calls that the child makes meanwhile."""
-    pipes = {name: os.pipe() for name in ("stdout", "stderr")}
-    writers = [writer for _, writer in pipes.values()]
-    own = {**question, "stand_in": _stand_in(Path(calls.getsockname()).parent) if question["forks_too"] else None}
-    del own["forks_too"]
-    child = multiprocessing.get_context("fork").Process(target=_run, args=(writers,), kwargs=own)
-    child.start()
-    output = dict.fromkeys(pipes, b"")
-    with selectors.DefaultSelector() as selector:
-        for name, (reader, writer) in pipes.items():
-            os.close(writer)
-            selector.register(reader, selectors.EVENT_READ, name)
-        selector.register(calls, selectors.EVENT_READ)
-        while len(selector.get_map()) > 1:
-            for key, _ in selector.select():
-                if key.fileobj is calls:
-                    with calls.accept()[0] as caller, caller.makefile("rb") as sent:
-                        caller.sendall(json.dumps(_answer(json.loads(sent.readline()), calls)).encode())
-                    continue
-                part = os.read(key.fd, 1 << 16)
-                output[key.data] += part
-                if not part:
-                    selector.unregister(key.fd)
-                    os.close(key.fd)
-    child.join()
-    return {"returncode": child.exitcode} | {name: text.decode() for name, text in output.items()}
-
-
-def _run(
-    writers: Sequence[int],
-    arguments: Sequence[str],
-    cwd: str,
-    env: Mapping[str, str],
-    before: tuple[str, str] | None,
-    stand_in: Path | None,
-) -> None:
-    """Run in the child; multiprocessing exits with the same status as the interpreter."""
-    for number, writer in enumerate(writers, start=1):
-        os.dup2(writer, number)
-        os.close(writer)
-    os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(env)
-    sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
-    option, what, *sys.argv[1:] = arguments
-    roots = [str(Path(root).absolute()) for root in env.get("PYTHONPATH", "").split(os.pathsep) if root]
-    sys.path[:0] = [*{"-m": [cwd], "-c": [""], "-P": []}[option], *roots]
-    importlib.invalidate_caches()
-    if stand_in is not None:
-        sys.executable = str(stand_in)
-    if before is not None:
-        getattr(importlib.import_module(before[0]), before[1])()
-    if option == "-m":
-        sys.modules.pop(what, None)  # `before` may have imported the module that now runs as `__main__`
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
-    elif option == "-P":
-        sys.argv[0] = what
-        runpy.run_path(what, run_name="__main__")
-    else:
-        sys.argv[0] = "-c"
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(what, "<string>", "exec"), vars(sys.modules["__main__"]))
-
-
-if __name__ == "__main__":
-    _serve()
+    atexit.register(close)
+    wait_until(Path(address).exists)
+    return folder, environment

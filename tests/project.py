@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +18,8 @@ from stages.papers.finding import Finding
 from stages.params.experiment import load_params, merge, read_files
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.equivalence import Compared, EquivalenceLine, Proof, path_of
+from stages.runs.store import Attempt, RunStore
+from stages.scheduling.engine.leases import Leases
 from tests.packed_table import pack_images
 from tests.preloaded import python
 
@@ -112,6 +114,13 @@ def pack_stand_in(folder: Path, dataset: str) -> None:
     pack_images(folder, dataset, train, test, class_names(source.classes))
 
 
+def captured(
+    command: Sequence[str | Path], cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end with its output, and don't check its exit code."""
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, encoding="utf-8", check=False)
+
+
 def environment() -> dict[str, str]:
     """Return this process's environment plus our code and one thread, so that results don't depend on load."""
     return os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "CLAIMCHECK_DEVICE": "cpu"}
@@ -143,6 +152,22 @@ def outcomes(project: Path) -> dict[str, tuple[bytes, bytes]]:
         folder.name: ((folder / "history.jsonl").read_bytes(), (folder / "weights.safetensors").read_bytes())
         for folder in sorted((project / "data" / "store" / "runs").iterdir())
     }
+
+
+def saved_states(project: Path) -> list[Path]:
+    """List the states of unfinished trainings."""
+    return list((project / "data" / "store" / "work").glob("*/resume.pt"))
+
+
+def attempts(project: Path) -> dict[str, list[Attempt]]:
+    """Return the attempts to train each run that was ever claimed, by key."""
+    store = RunStore(project / "data" / "store")
+    return {path.stem: Leases(store).attempts(path.stem) for path in store.root.glob("leases/*.json")}
+
+
+def ends(project: Path) -> list[list[tuple[str | None, str]]]:
+    """Return how and why the attempts of each run ended."""
+    return sorted([(one.end, one.reason) for one in of_run] for of_run in attempts(project).values())
 
 
 @cache

@@ -3,12 +3,11 @@
 import json
 import os
 import platform
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.project import REPOSITORY
+from tests.project import REPOSITORY, captured
 
 
 def write_soak_report(name: str, facts: dict[str, Any]) -> bool:
@@ -42,9 +41,7 @@ def revision() -> str | None:
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.run(
-        ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    ).stdout.strip()
+    return captured(["git", *arguments], cwd=REPOSITORY).stdout.strip()
 
 
 def processor() -> str:

@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "optim": set(),
     "papers": {"run", "observation", "rules", "ops", "optim"},
     "params": {"run", "faults", "rules", "runs", "papers"},
-    "datasets": {"faults", "runs", "params"},
+    "datasets": {"faults", "images", "runs", "params"},
     "training": {"run", "device", "runs", "datasets", "ops", "papers"},
     "checkpoint": {"run", "faults", "ops", "papers"},
     "evaluation": {*("run", "device", "observation", "runs", "params", "datasets", "training", "papers", "checkpoint")},

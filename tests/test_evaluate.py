@@ -78,7 +78,7 @@ def evaluated(projects: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Mon
 
 def train() -> bool:
     return train_experiment(
-        EXPERIMENT, load_params(), data=Path("data"), devices=["cpu"], report=lambda event: None, stop=threading.Event()
+        EXPERIMENT, load_params(), devices=["cpu"], report=lambda event: None, stop=threading.Event()
     )
 
 

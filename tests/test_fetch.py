@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from stages.datasets.packed import read_images, read_info
 from tests.datasets.official_host import Answer, OfficialHost
 from tests.datasets.tiny import TinyDataset, tiny_mnist
 from tests.datasets.workplace import REPOSITORY, write_params
+from tests.project import captured
 
 IMAGES = "train-images-idx3-ubyte.gz"
 
@@ -20,7 +20,6 @@ IMAGES = "train-images-idx3-ubyte.gz"
 @pytest.fixture(autouse=True)
 def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     monkeypatch.delenv("CLAIMCHECK_MIRROR", raising=False)
 
 
@@ -86,13 +85,7 @@ def test_fault_is_one_line_and_leaves_no_manifest(tmp_path: Path, official_host:
     serve(official_host, dataset)
     official_host.answers[IMAGES] = Answer(body=b"wrong")
     write_params(tmp_path, "quick", tiny=dataset.at(official_host.url))
-    done = subprocess.run(
-        [sys.executable, "-m", "stages.fetch", "tiny"],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = captured([sys.executable, "-m", "stages.fetch", "tiny"], env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
     assert done.returncode == 1
     assert done.stderr.startswith(f"fetch: {official_host.url}{IMAGES}: expected md5 ")
     assert done.stderr.count("\n") == 1
@@ -128,12 +121,8 @@ def test_fetched_files_become_the_packed_set(tmp_path: Path, capsys: pytest.Capt
 def test_preprocess_fault_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     """Exit status 1 and one line on stderr."""
     write_params(tmp_path, "quick", tiny=tiny_mnist().source)
-    done = subprocess.run(
-        [sys.executable, "-m", "stages.preprocess", "tiny"],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = captured(
+        [sys.executable, "-m", "stages.preprocess", "tiny"], env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
     )
     assert done.returncode == 1
     assert done.stderr == ("preprocess: data/raw/tiny.json: no such file; `claimcheck stage fetch tiny` writes it\n")

@@ -11,6 +11,7 @@ from stages.runs.object_store import ObjectStore, StoreFault, open_store
 from stages.runs.store import RunStore, remember, stack_id
 from stages.scheduling.engine.leases import Leases
 from tests.project import bare_spec
+from tests.scheduling.racer import claim
 
 OUTCOME = {"result.json": b"{}", "weights.safetensors": b"w" * 1000}
 
@@ -18,7 +19,6 @@ OUTCOME = {"result.json": b"{}", "weights.safetensors": b"w" * 1000}
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with a published run that an experiment links to, and an unfinished training."""
-    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     store = RunStore(tmp_path / "data" / "store")
     published = store.publish("done", OUTCOME)
     linked = tmp_path / "data" / "runs" / "e" / "done"
@@ -104,9 +104,7 @@ def test_leftovers_of_an_object_store_are_removed_unless_a_record_refers_to_them
     root: Path, away: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away.scratch.save("done/resume.pt", b"its holder was killed after the publication")
-    leases = Leases(away)
-    lease = leases.claim("next")
-    assert lease is not None
+    claim(Leases(away), "next")
     record, tag = away.read("next")
     away.bucket.put("blobs/next", b"written, and not published yet")
     assert away.write("next", dataclasses.replace(record, files={"result.json": "next"}), tag)

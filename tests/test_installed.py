@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.server import free_port
+from stages.runs.revisions import has_revision, prefix_in_git
+from stages.upkeep.publishing import is_dirty
 from tests.doc_examples import differences, is_printed, read_examples
 from tests.polling import wait_until
 from tests.project import REPOSITORY
@@ -161,6 +163,23 @@ def test_paper_starts_in_a_folder_of_a_repository_that_has_a_pipeline(whole: dic
     run("claimcheck", "init", cwd=tmp_path / "paper", **whole)
     assert not (tmp_path / "paper" / ".dvc").exists()
     run(sys.executable, "-m", "dvc", "repro", "preprocess@mnist", cwd=tmp_path / "paper", **whole)
+
+
+def test_paper_starts_in_a_folder_of_a_git_repository_without_dvc(whole: dict[str, str], tmp_path: Path) -> None:
+    paper = tmp_path / "paper"
+    paper.mkdir()
+    run("git", "init", "-q", cwd=tmp_path)
+    (tmp_path / ".gitignore").write_text("data/\n")
+    (paper / ".gitignore").write_text("secret.env")
+    assert "git ignores data/claims.csv" in run("claimcheck", "init", cwd=paper, **whole)
+    assert (paper / ".gitignore").read_text().startswith("secret.env\n"), "its last line had no end"
+    run("git", "add", ".", cwd=paper)
+    assert not run("git", "ls-files", "paper/.dvc/cache", cwd=tmp_path)
+    run("git", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-qm", "Start", cwd=paper)
+    assert prefix_in_git(paper) == "paper/" and has_revision(paper, "HEAD") and not is_dirty(paper)
+    (paper / "params.yaml").write_text("broken")
+    (tmp_path / "notes").touch()
+    assert is_dirty(paper)
 
 
 def test_a_changed_answer_would_be_noticed() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.project import captured
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,14 +24,7 @@ def make(target: str, at: Path, **environment: str) -> subprocess.CompletedProce
     """Run `make <target>` on this clone's locks and environment; output goes below `at`."""
     for part in ("Makefile", ".ci", ".venv", "params", "pyproject.toml", "README.md", "requirements", "stages"):
         (at / part).symlink_to(ROOT / part)
-    return subprocess.run(
-        ["make", target, f"READY={at}"],
-        cwd=at,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return captured(["make", target, f"READY={at}"], cwd=at, env={**os.environ, **environment})
 
 
 def pins(*groups: str) -> set[tuple[str, str]]:

@@ -12,6 +12,7 @@ import pytest
 
 from stages.cli import COMMANDS
 from stages.params.experiment import load_params
+from tests.project import captured
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAME = ("Makefile", "Dockerfile", ".ci/run", "dvc.yaml")
@@ -120,13 +121,7 @@ GROUPS = ("serve", "pipeline", "dev", "docs")
 def setup(
     *arguments: str, env: dict[str, str] | None = None, script: Path = ROOT / ".ci/setup"
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(script), *arguments],
-        env={**os.environ, "LC_ALL": "C", **(env or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return captured([str(script), *arguments], env={**os.environ, "LC_ALL": "C", **(env or {})})
 
 
 def package_names(lines: str) -> set[str]:
@@ -258,14 +253,7 @@ class Clone:
     def make(self) -> subprocess.CompletedProcess[str]:
         """Run `make setup` with a Python that can't create environments, so that nothing is installed by mistake."""
         env = stand_in(self.root, "python3", "exit 1")
-        return subprocess.run(
-            ["make", "setup", "TORCH_BACKEND=locked"],
-            cwd=self.root,
-            env={**os.environ, **env},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return captured(["make", "setup", "TORCH_BACKEND=locked"], cwd=self.root, env={**os.environ, **env})
 
 
 @pytest.fixture

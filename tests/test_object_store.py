@@ -1,7 +1,6 @@
 """Run stores in folders and object stores: outcomes are atomic, published once, and checked for damage."""
 
 import hashlib
-import json
 import math
 import multiprocessing
 import pickle
@@ -18,29 +17,12 @@ import pytest
 from stages.faults import describe_fault
 from stages.runs import object_store as bucket_module
 from stages.runs.object_store import Bucket, ObjectStore, StoreFault, open_store
-from stages.runs.store import RunStore, Store, seal, write_atomically
+from stages.runs.store import RunStore, Store, write_atomically
 from tests.object_server import ObjectServer
+from tests.scheduling.racer import contents, keys_of, outcome
 
-
-def outcome(key: str, text: str = "{}") -> dict[str, bytes]:
-    """Return a complete outcome of the run `key`, the digest of its spec."""
-    weights = text.encode() * 3
-    result = {"run_key": key, "weights_sha256": hashlib.sha256(weights).hexdigest()}
-    return seal(
-        {
-            "spec.json": text.encode(),
-            "history.jsonl": b"{}\n",
-            "result.json": json.dumps(result).encode(),
-            "weights.safetensors": weights,
-        }
-    )
-
-
-def key_of(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-KEY = key_of("{}")
+KEY, SPEC = next(iter(keys_of(1).items()))
+FILES = outcome(KEY, SPEC, 1)
 
 
 @pytest.fixture
@@ -61,25 +43,18 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return ObjectStore(request.getfixturevalue("object_url"), tmp_path / "here")
 
 
-def contents(folder: Path | None) -> dict[str, bytes]:
-    assert folder is not None
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 def test_publication_is_atomic_and_removes_the_scratch(either: Store) -> None:
     assert (either.has(KEY), either.published(KEY), list(either.run_keys())) == (False, None, [])
     either.scratch.save(f"{KEY}/resume.pt", b"state")
     assert either.scratch.holds(f"{KEY}/resume.pt") and list(either.scratch.list_works()) == [KEY]
-    files = outcome(KEY)
-    assert contents(either.publish(KEY, files)) == files
-    assert either.has(KEY) and contents(either.published(KEY)) == contents(either.whole(KEY)) == files
+    assert contents(either.publish(KEY, FILES)) == FILES
+    assert either.has(KEY) and contents(either.published(KEY)) == contents(either.whole(KEY)) == FILES
     assert list(either.run_keys()) == [KEY] and list(either.scratch.list_works()) == []
 
 
 def test_second_publication_is_ignored(either: Store) -> None:
-    files = outcome(KEY)
-    either.publish(KEY, files)
-    assert contents(either.publish(KEY, files | {"history.jsonl": b"other"})) == files
+    either.publish(KEY, FILES)
+    assert contents(either.publish(KEY, FILES | {"history.jsonl": b"other"})) == FILES
 
 
 def test_states_are_stored_by_name_and_deleted_by_run(either: Store) -> None:
@@ -103,7 +78,7 @@ def test_large_state_is_uploaded_in_parts_and_appears_whole(store: ObjectStore) 
 
 
 def test_store_can_be_pickled(either: Store) -> None:
-    either.publish(KEY, outcome(KEY))
+    either.publish(KEY, FILES)
     copy = pickle.loads(pickle.dumps(either))  # noqa: S301  (our own)
     assert copy.has(KEY) and copy.address == either.address
 
@@ -111,12 +86,11 @@ def test_store_can_be_pickled(either: Store) -> None:
 def test_another_machine_reads_and_caches_published_outcomes(
     store: ObjectStore, elsewhere: ObjectStore, object_server: ObjectServer
 ) -> None:
-    files = outcome(KEY)
-    store.publish(KEY, files)
-    assert contents(elsewhere.published(KEY)) == files
+    store.publish(KEY, FILES)
+    assert contents(elsewhere.published(KEY)) == FILES
     object_server.down()
     try:
-        assert elsewhere.has(KEY) and contents(elsewhere.whole(KEY)) == files, "from this machine's folder"
+        assert elsewhere.has(KEY) and contents(elsewhere.whole(KEY)) == FILES, "from this machine's folder"
     finally:
         object_server.up()
 
@@ -126,37 +100,35 @@ def test_another_machine_reads_and_caches_published_outcomes(
 def test_damaged_file_is_detected_and_the_run_can_be_retrained(
     store: ObjectStore, elsewhere: ObjectStore, name: str, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = outcome(KEY)
-    store.publish(KEY, files)
-    blob = f"blobs/{hashlib.sha256(files[name]).hexdigest()}"
+    store.publish(KEY, FILES)
+    blob = f"blobs/{hashlib.sha256(FILES[name]).hexdigest()}"
     if damage == "missing":
         store.bucket.delete([blob])
     else:
-        store.bucket.put(blob, files[name][:-1] if damage == "truncated" else files[name][:-1] + b"\xff")
+        store.bucket.put(blob, FILES[name][:-1] if damage == "truncated" else FILES[name][:-1] + b"\xff")
     assert elsewhere.published(KEY) is None and not elsewhere.has(KEY)
     said = capsys.readouterr().err
     assert f"{KEY[:12]}: the outcome in {store.address} is damaged: {name} is " in said and "trained again" in said
-    assert contents(elsewhere.publish(KEY, files)) == files, "which repairs the file"
-    assert contents(ObjectStore(store.address, elsewhere.cache.root / "third").whole(KEY)) == files
+    assert contents(elsewhere.publish(KEY, FILES)) == FILES, "which repairs the file"
+    assert contents(ObjectStore(store.address, elsewhere.cache.root / "third").whole(KEY)) == FILES
 
 
 def test_damaged_local_copy_is_fetched_again(store: ObjectStore, elsewhere: ObjectStore) -> None:
-    files = outcome(KEY)
-    store.publish(KEY, files)
+    store.publish(KEY, FILES)
     copy = elsewhere.published(KEY)
     assert copy is not None
     (copy / "history.jsonl").chmod(0o644)
     (copy / "history.jsonl").write_bytes(b"?")
-    assert contents(elsewhere.whole(KEY)) == files
+    assert contents(elsewhere.whole(KEY)) == FILES
     shutil.rmtree(elsewhere.cache.root)
-    assert contents(elsewhere.whole(KEY)) == files
+    assert contents(elsewhere.whole(KEY)) == FILES
 
 
 def test_missing_manifest_is_written_by_the_next_claim(store: ObjectStore, elsewhere: ObjectStore) -> None:
-    store.publish(KEY, outcome(KEY))
+    store.publish(KEY, FILES)
     store.bucket.delete([f"runs/{KEY}.json"])
     assert not elsewhere.has(KEY), "as if killed before writing it"
-    assert contents(elsewhere.publish(KEY, outcome(KEY))) == outcome(KEY) and elsewhere.has(KEY)
+    assert contents(elsewhere.publish(KEY, FILES)) == FILES and elsewhere.has(KEY)
 
 
 def test_one_of_sixteen_creators_wins(store: ObjectStore) -> None:
@@ -200,7 +172,7 @@ def test_unavailable_store_is_retried(store: ObjectStore, object_server: ObjectS
     back = threading.Timer(1.5, object_server.up)
     back.start()
     began = time.monotonic()
-    store.publish(KEY, outcome(KEY))
+    store.publish(KEY, FILES)
     back.join()
     assert time.monotonic() - began > 1.0 and store.bucket.has(f"runs/{KEY}.json")
 
@@ -220,7 +192,7 @@ def test_store_that_stays_unavailable_is_named(object_url: str, object_server: O
 def test_missing_bucket_is_named_at_once(object_url: str, tmp_path: Path) -> None:
     url = re.sub(r"//[^/]+", "//no-such-bucket", object_url)
     with pytest.raises(StoreFault, match=f"{url}: there is no such bucket"):
-        ObjectStore(url, tmp_path).publish(KEY, outcome(KEY))
+        ObjectStore(url, tmp_path).publish(KEY, FILES)
 
 
 def test_rejected_and_missing_keys_are_named_at_once(

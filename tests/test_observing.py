@@ -71,13 +71,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     write_project(root)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        patch.delenv("CLAIMCHECK_HOME", raising=False)
         patch.setenv("CLAIMCHECK_DEVICE", "cpu")
         params = load_params()
         for name in TINY:
-            done = train_experiment(
-                name, params, data=Path("data"), devices=["cpu"], report=lambda _: None, stop=threading.Event()
-            )
+            done = train_experiment(name, params, devices=["cpu"], report=lambda _: None, stop=threading.Event())
             assert done and main([name]) == 0
         record(root, "data/results.db")
         yield root

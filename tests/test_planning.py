@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from stages.scheduling.runner import keyed_runs
 from stages.training.split import training_rows
 from stages.verdicts import Status
 from tests.claims.lines import claims, judge, results, trials
-from tests.project import EXPERIMENT, edit, make_project
+from tests.project import EXPERIMENT, captured, edit, make_project
 from tests.test_claims import FIVE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -203,12 +202,7 @@ def test_plan_with_known_flops_does_not_import_torch(tmp_path: Path) -> None:
         "import sys; from stages.cli import main; main(['plan', 'ninformer-mnist']); sys.exit('torch' in sys.modules)"
     )
     command = [sys.executable, "-c", code]
-    runs = [
-        subprocess.run(
-            command, cwd=ROOT, env={"CLAIMCHECK_HOME": str(tmp_path)}, capture_output=True, text=True, check=False
-        )
-        for _ in range(2)
-    ]
+    runs = [captured(command, cwd=ROOT, env={"CLAIMCHECK_HOME": str(tmp_path)}) for _ in range(2)]
     assert [run.returncode for run in runs] == [1, 0], runs[1].stderr
     assert runs[0].stdout == runs[1].stdout
 
@@ -263,7 +257,6 @@ def test_measured_plan_times_real_steps_once_per_machine(
 
     project = make_project(tmp_path / "project", epochs=1)
     monkeypatch.chdir(project)
-    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     one, said = measured(1)
     assert "measuring 2 networks, 1 at a time" in said
     twenty, again = measured(20)

@@ -45,9 +45,9 @@ def server(
 ) -> Iterator[subprocess.Popen[bytes]]:
     script = folder / "server.py"
     text = Path(preloaded.__file__).read_text(encoding="utf-8")
-    before, after = text.index("LIBRARIES = ("), text.index("# Variables that the interpreter")
-    script.write_text(f"{text[:before]}LIBRARIES = {libraries}\nVERBS = {verbs}\n{text[after:]}")
-    command = [sys.executable, "-P", str(script), environment[ADDRESS]]
+    before, after = text.index("LIBRARIES = ("), text.index("VERBS = (")
+    script.write_text(f"{text[:before]}LIBRARIES = {libraries}\n{text[after:]}")
+    command = [sys.executable, "-P", str(script), environment[ADDRESS], *verbs]
     process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.PIPE)
     with process:
         wait_until(lambda: Path(environment[ADDRESS]).exists(), 60)

@@ -26,7 +26,7 @@ from stages.runs.evidence import (
     write_lines,
 )
 from stages.runs.fingerprint import source_digest, source_path, training_code
-from stages.runs.revisions import has_revision, is_full_clone, refusal, run_git
+from stages.runs.revisions import has_revision, is_full_clone, read_objects, refusal, run_git
 from stages.upkeep.publishing import PublishError, is_dirty, publish
 from tests.project import REPOSITORY, git, shown_same
 
@@ -168,6 +168,20 @@ def test_folder_inside_another_repository_is_no_clone(checkout: Path) -> None:
     inner.mkdir()
     assert not is_full_clone(inner)
     assert "not a git repository" in (refusal(inner) or "")
+
+
+def test_project_in_a_folder_of_a_repository_has_its_history(checkout: Path) -> None:
+    inner = checkout / "paper"
+    (inner / "data").mkdir(parents=True)
+    (inner / "params.yaml").write_text("profile: smoke\n")
+    (inner / "data" / "claims.csv").write_text("id\n")
+    git(checkout, "add", "paper")
+    git(checkout, "commit", "-m", "Start a paper")
+    assert read_objects(inner, ["HEAD:./data/claims.csv", "HEAD:data/claims.csv"]) == [b"id\n", None]
+    (checkout / "other").touch()
+    assert not is_dirty(inner), "files of other folders don't count"
+    (inner / "papers.py").touch()
+    assert is_dirty(inner)
 
 
 def test_publish_shows_why_git_refuses(checkout: Path) -> None:

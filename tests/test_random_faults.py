@@ -21,10 +21,8 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +36,9 @@ from stages.run import canonical_json, environment_digest
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.evidence import EvidenceError, pack_correct, seal, unpack_correct
 from stages.upkeep.verifying import verify
-from tests.checkout import DVC, make_checkout, repro, run
-from tests.project import EXPERIMENT, REPOSITORY, environment
-from tests.soak import write_soak_report
+from tests import checkout
+from tests.checkout import DVC, make_checkout, repro
+from tests.project import EXPERIMENT, REPOSITORY, git
 
 pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(6 * 3600)]
 
@@ -63,20 +61,8 @@ PLACES = {
 }
 ASKED = ("code", "params", "graph", "claims")
 """Files in git that people edit on purpose: changes to them are legitimate."""
-AUTHOR = ("-c", "user.name=t", "-c", "user.email=t@example.com")
 PUBLISHED = "data/evidence/ninformer-mnist.jsonl"
 Numbers = dict[str, dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The outcome of a fault: `named`, `healed`, `harmless` or `another run`; `wrong` describes a violation."""
-
-    seed: int
-    place: str
-    what: str
-    outcome: str
-    wrong: str = ""
 
 
 @pytest.fixture(scope="module")
@@ -93,15 +79,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
             published.append(canonical_json(seal(line)))
     (folder / "data" / "evidence" / f"{EXPERIMENT}.jsonl").write_text("".join(f"{line}\n" for line in published))
     repro(folder)
-    run(folder, "git", "add", "-A")
-    run(folder, "git", *AUTHOR, "commit", "-qm", "finished")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "finished")
     return folder
 
 
 def call(folder: Path, *command: str) -> tuple[int, str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = environment() | {"PATH": path, "PYTHONPATH": str(folder)}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=900)
+    done = checkout.call(folder, *command)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -169,87 +153,59 @@ def write(path: Path, content: bytes) -> None:
     path.chmod(mode)
 
 
-def is_named(output: str, files: list[Path], folder: Path) -> bool:
+def names_a_file(output: str, files: list[Path], folder: Path) -> bool:
     """Return True if a message mentions the file, its folder (a run or data set) or its name."""
     names = {str(path.relative_to(folder)) for path in files} | {path.stem for path in files}
     names |= {path.parent.name[:12] for path in files if len(path.parent.name) >= 12}
     return any(name in output for name in names)
 
 
-def try_fault(finished: Path, folder: Path, seed: int, expected: Numbers) -> Seen:
+def try_fault(finished: Path, folder: Path, seed: int, expected: Numbers) -> str:
+    """Apply the fault of a seed; return what is wrong afterwards, if anything."""
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run(["cp", "-a", str(finished), str(folder)], check=True)  # with hard links
     place, what, files = disturb(folder, seed)
     verified, verify_output = call(folder, sys.executable, "-m", "stages.cli", "verify")
     done, output = call(folder, *DVC, "repro")
-    wrong = ""
+    wrong, is_another_run = list[str](), False
     if place not in ("code", "graph") and "Traceback" in verify_output + output:
-        wrong = "a traceback"
-    if done == 0:
-        numbers = numbers_of(folder)
-        differing = unlike(numbers, expected)
-        if not differing:
-            outcome = "named by verify" if verified else "harmless or healed"
-        else:
-            again, _ = call(folder, sys.executable, "-m", "stages.cli", "verify")
-            outcome = "another run" if place in ASKED else "named by verify" if again else "unnoticed"
-            same_runs = numbers["results"].keys() & expected["results"].keys()
-            for key in same_runs:
-                if numbers["results"][key] != expected["results"][key] and not again:
-                    wrong = wrong or f"run {key[:12]} has other numbers under its key"
-    else:
-        outcome = "named by repro" if is_named(output, files, folder) else "stopped"
-        if outcome == "stopped" and not (verified and is_named(verify_output, files, folder)):
-            wrong = wrong or f"repro stops without naming the file: {output[-300:]}"
-    if outcome == "unnoticed":
-        wrong = wrong or "numbers differ without a message"
-    if place in ASKED and (done or outcome == "another run"):
-        wrong = wrong or put_back(folder, expected)
-    return Seen(seed=seed, place=place, what=what, outcome=outcome, wrong=wrong)
+        wrong.append("a traceback")
+    if done:
+        is_named = names_a_file(output, files, folder) or (verified and names_a_file(verify_output, files, folder))
+        if not is_named:
+            wrong.append(f"repro stops without naming the file: {output[-300:]}")
+    elif (numbers := numbers_of(folder)) != expected:
+        again, _ = call(folder, sys.executable, "-m", "stages.cli", "verify")
+        is_another_run = place in ASKED
+        if not (is_another_run or again):
+            wrong.append("numbers differ without a message")
+        same_runs = numbers["results"].keys() & expected["results"].keys()
+        different = [key for key in same_runs if numbers["results"][key] != expected["results"][key] and not again]
+        wrong += [f"run {key[:12]} has other numbers under its key" for key in different]
+    if place in ASKED and (done or is_another_run):
+        wrong += put_back(folder, expected)
+    return f"seed {seed}, {what}: {'; '.join(wrong)}" if wrong else ""
 
 
-def unlike(numbers: Numbers, expected: Numbers) -> bool:
-    return numbers != expected
-
-
-def put_back(folder: Path, expected: Numbers) -> str:
+def put_back(folder: Path, expected: Numbers) -> list[str]:
     """Restore the files in git, run repro again, and return any remaining fault."""
-    run(folder, "git", "checkout", "-q", "--", ".")
+    git(folder, "checkout", "-q", "--", ".")
     done, output = call(folder, *DVC, "repro")
     if done:
-        return f"put back, repro still stops: {output[-300:]}"
-    return "put back, the numbers are not those of before" if unlike(numbers_of(folder), expected) else ""
+        return [f"put back, repro still stops: {output[-300:]}"]
+    return [] if numbers_of(folder) == expected else ["put back, the numbers are not those of before"]
 
 
 def test_random_faults_change_no_number_silently(finished: Path, tmp_path: Path) -> None:
     expected = numbers_of(finished)
     assert len(expected["results"]) == 6 and len(expected["verdicts"]) > 300
-    seen: list[Seen] = []
 
-    def work(lane: int) -> None:
-        for seed in range(SEED + lane, SEED + FAULTS, LANES):
-            seen.append(try_fault(finished, tmp_path / f"lane-{lane}", seed, expected))
-            report(seen)
+    def work(lane: int) -> list[str]:
+        seeds = range(SEED + lane, SEED + FAULTS, LANES)
+        return [try_fault(finished, tmp_path / f"lane-{lane}", seed, expected) for seed in seeds]
 
     with ThreadPoolExecutor(LANES) as pool:
-        list(pool.map(work, range(LANES)))
-    assert [one for one in seen if one.wrong] == []
-    assert len(seen) == FAULTS
-
-
-def report(seen: list[Seen], name: str = "random-faults") -> None:
-    table: dict[str, Counter[str]] = {}
-    for one in list(seen):
-        table.setdefault(one.place, Counter())[one.outcome] += 1
-    write_soak_report(
-        f"{name}-from-{SEED}" if SEED else name,
-        {
-            "faults": len(seen),
-            "first_seed": SEED,
-            "outcomes": {place: dict(sorted(counts.items())) for place, counts in sorted(table.items())},
-            "wrong": [vars(one) for one in sorted(seen, key=lambda one: one.seed) if one.wrong],
-        },
-    )
+        assert [wrong for found in pool.map(work, range(LANES)) for wrong in found if wrong] == []
 
 
 @pytest.fixture(scope="module")
@@ -261,8 +217,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if path.name not in (Path(PUBLISHED).name, EQUIVALENCES.name):
             path.unlink()
     retract(root, read_versions(root), date="2026-01-01", why="A small record is faster")
-    run(root, "git", "add", "-A")
-    run(root, "git", *AUTHOR, "commit", "-qm", "A small record")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "A small record")
     record(root, "data/results.db", evidence_only=True)
     return root
 
@@ -395,7 +351,7 @@ def commit(root: Path, published: Path) -> None:
     """Commit everything as a forger would, in a copy of the clone's history."""
     (root / ".git").unlink()
     subprocess.run(["cp", "-al", str(published / ".git"), str(root / ".git")], check=True)
-    run(root, "git", "-c", "core.logAllRefUpdates=false", *AUTHOR, "commit", "-qam", "forged")
+    git(root, "-c", "core.logAllRefUpdates=false", "commit", "-qam", "forged")
 
 
 EDITS = {
@@ -420,7 +376,7 @@ def name_edit(root: Path) -> str:
 
 def test_every_edit_of_published_files_is_reported(published: Path, tmp_path: Path) -> None:
     assert name_edit(published) == ""
-    seen: list[Seen] = []
+    unnoticed = []
     for seed in range(SEED, SEED + EDITED):
         rng, root = random.Random(seed), tmp_path / "clone"
         shutil.rmtree(root, ignore_errors=True)
@@ -431,7 +387,6 @@ def test_every_edit_of_published_files_is_reported(published: Path, tmp_path: Pa
         if rng.random() < 0.5:
             commit(root, published)
             what += ", committed"
-        said = name_edit(root)
-        seen.append(Seen(seed, kind, what, "named" if said else "unnoticed", "" if said else "no message"))
-        report(seen, "random-edits")
-    assert [one for one in seen if one.wrong] == []
+        if not name_edit(root):
+            unnoticed.append(f"seed {seed}, {kind}: {what}")
+    assert unnoticed == []

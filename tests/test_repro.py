@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkout import DVC, make_checkout
-from tests.project import EXPERIMENT, edit, environment
+from tests.checkout import DVC, call, make_checkout, variables
+from tests.project import EXPERIMENT, captured, edit
 from tests.terminal import on_terminal
 from tests.test_pipeline import trainings_in
 
@@ -23,14 +23,8 @@ STAGES = 10
 pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(900)]
 
 
-def pythons() -> dict[str, str]:
-    return environment() | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-
-
 def repro(folder: Path, *experiments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*REPRO, *experiments], cwd=folder, env=pythons(), capture_output=True, text=True, check=False
-    )
+    return call(folder, *REPRO, *experiments)
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +44,13 @@ def test_piped_output_has_one_line_per_stage_and_the_log_the_rest(
     folder, done = first
     *stages, last = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (0, "")
-    numbers = [re.fullmatch(r"stage (\d+) of (\d+), ([\w@-]+): (.* runs, )?\d+ s", line) for line in stages]
+    numbers = [re.fullmatch(r"stage (\d+) of (\d+), ([\w@-]+): (.* runs, )?\d+ (?:s|min)", line) for line in stages]
     assert [(match[1], match[2]) for match in numbers if match] == [
         (str(number), str(STAGES)) for number in range(1, STAGES + 1)
     ]
     trained = next(line for line in stages if f"train@{EXPERIMENT}" in line)
     assert ": 2 of 2 runs, " in trained
-    log = re.fullmatch(r"10 stages run, in \d+ s; full log: (data/logs/repro-[\d-]+\.log)", last)
+    log = re.fullmatch(r"10 stages run, in \d+ (?:s|min); full log: (data/logs/repro-[\d-]+\.log)", last)
     assert log
     written = (folder / log[1]).read_text()
     assert "git add dvc.lock" in written and "vit.0: trained" in written
@@ -83,10 +77,8 @@ def test_repro_works_without_git_and_without_a_user_name(checkout: Path) -> None
     nameless = ["unshare", "--user", "--map-user=54321"]
     if subprocess.run([*nameless, "true"], capture_output=True, check=False).returncode:
         nameless = []
-    env = {name: value for name, value in pythons().items() if name not in ("HOME", "USER", "LOGNAME")}
-    done = subprocess.run(
-        [*nameless, *REPRO, EXPERIMENT], cwd=checkout, env=env, capture_output=True, encoding="utf-8", check=False
-    )
+    env = {name: value for name, value in variables().items() if name not in ("HOME", "USER", "LOGNAME")}
+    done = captured([*nameless, *REPRO, EXPERIMENT], cwd=checkout, env=env)
     assert done.returncode == 0, done.stdout
     assert "not a git repository" in done.stderr and "this runs without git" in done.stderr
 
@@ -105,7 +97,7 @@ def test_only_named_experiments_run(checkout: Path) -> None:
 def test_failing_stage_prints_its_output_and_dvcs_exit_code(checkout: Path) -> None:
     arms = checkout / "params" / f"{EXPERIMENT}.yaml"
     edit(arms, lambda p: p["arms"]["vit"]["model"].update(num_heads=3))  # not a multiple of 16
-    by_dvc = subprocess.run([*DVC, "repro"], cwd=checkout, env=pythons(), capture_output=True, check=False)
+    by_dvc = call(checkout, *DVC, "repro")
     done = repro(checkout)
     assert done.returncode == by_dvc.returncode != 0
     lines = done.stdout.splitlines()
@@ -120,7 +112,7 @@ def test_failing_stage_prints_its_output_and_dvcs_exit_code(checkout: Path) -> N
 
 def test_terminal_shows_one_live_line(checkout: Path) -> None:
     edit(checkout / "params" / f"{EXPERIMENT}.yaml", lambda p: p["arms"]["vit"]["model"].update(mlp_dim=24))
-    code, written = on_terminal(REPRO, checkout, pythons(), columns=100)
+    code, written = on_terminal(REPRO, checkout, variables(), columns=100)
     shown = [line.strip() for line in written.splitlines() if line.strip()]
     assert code == 0 and "looking for what has changed" in shown[0]
     assert any(re.match(rf"stage \d+ of 10, train@{EXPERIMENT}, [12] of 2 runs", line) for line in shown), shown
@@ -138,7 +130,7 @@ def test_ctrl_c_stops_a_training_that_the_next_run_resumes(tmp_path: Path) -> No
             pressed.append(time.monotonic())
             os.killpg(process.pid, signal.SIGINT)  # like the terminal
 
-    code, written = on_terminal(REPRO, folder, pythons(), columns=100, look=press)
+    code, written = on_terminal(REPRO, folder, variables(), columns=100, look=press)
     assert pressed and code != 0
     assert "the next dvc repro resumes from here" in written, written
     assert re.search(r", train@[\w-]+, stopped \(exit code \d+\); full log: data/logs/", " ".join(written.split()))

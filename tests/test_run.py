@@ -404,7 +404,7 @@ def edit_first(*arguments):
         path.write_text("SLOPE = 0.01\\n")
 local.run_groups = edit_first
 events = []
-runner.train_experiment({EXPERIMENT!r}, load_params(), data=Path("data"), devices=["cpu"],
+runner.train_experiment({EXPERIMENT!r}, load_params(), devices=["cpu"],
     report=events.append, stop=threading.Event(), only=["vit.0"])
 print([event.message for event in events if event.kind == "failed"])
 """
@@ -493,5 +493,4 @@ def test_temporary_copy_of_dvc_uses_the_projects_store(
 ) -> None:
     (tmp_path / copy).mkdir(parents=True, exist_ok=True)
     monkeypatch.chdir(tmp_path / copy)
-    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     assert home().absolute() == tmp_path / ("paper/data" if copy.endswith("paper") else "data")

@@ -26,7 +26,6 @@ from tests.project import EXPERIMENT, REPOSITORY, edit, make_project
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(make_project(tmp_path / "project", epochs=1))
-    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     return tmp_path / "project"
 
 
@@ -35,7 +34,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_project(tmp_path_factory.mktemp("trained") / "project", epochs=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.delenv("CLAIMCHECK_HOME", raising=False)
         assert run()
     return folder
 
@@ -45,7 +43,6 @@ def finished(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Make a copy of the trained project, with the hard links between its store and its run folders."""
     subprocess.run(["cp", "-a", str(trained), str(tmp_path / "finished")], check=True)
     monkeypatch.chdir(tmp_path / "finished")
-    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     return tmp_path / "finished"
 
 
@@ -53,7 +50,6 @@ def run(events: list[Event] | None = None, stop: threading.Event | None = None, 
     return train_experiment(
         EXPERIMENT,
         load_params(),
-        data=Path("data"),
         devices=["cpu"],
         report=(events if events is not None else []).append,
         stop=stop or threading.Event(),
@@ -180,16 +176,6 @@ def test_run_list_has_a_digest_of_each_outcomes_files(finished: Path) -> None:
     assert path.read_bytes() != before
 
 
-def test_run_list_without_digests_is_read_and_completed(finished: Path) -> None:
-    path = Path("data/runs") / EXPERIMENT / "runs.json"
-    content = json.loads(path.read_text())
-    for row in content["runs"]:
-        del row["digest"]
-    path.write_text(json.dumps(content))
-    assert run()
-    assert all("digest" in row for row in json.loads(path.read_text())["runs"])
-
-
 def test_files_are_copied_if_hard_links_fail(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hard links fail if CLAIMCHECK_HOME is on another file system."""
 
@@ -230,7 +216,7 @@ def test_run_whose_state_has_another_canary_starts_over(
             stop.set()
 
     params = load_params()
-    assert not train_experiment(EXPERIMENT, params, data=Path("data"), devices=["cpu"], report=report, stop=stop)
+    assert not train_experiment(EXPERIMENT, params, devices=["cpu"], report=report, stop=stop)
     plain = F.gelu
     monkeypatch.setattr(F, "gelu", lambda x: plain(x) / 2)
     monkeypatch.setattr(canary, "_known", {})  # a new process would have no cached canary
@@ -303,7 +289,6 @@ def test_longest_run_starts_first_and_unbuildable_run_can_be_sorted(project: Pat
     train_experiment(
         EXPERIMENT,
         params,
-        data=Path("data"),
         devices=["cpu"],
         report=events.append,
         stop=threading.Event(),
@@ -353,7 +338,6 @@ def test_run_retrained_alone_keeps_its_thread_count(project: Path, monkeypatch: 
         return train_experiment(
             EXPERIMENT,
             load_params(),
-            data=Path("data"),
             devices=["cpu", "cpu"],
             report=lambda event: None,
             stop=threading.Event(),

@@ -20,7 +20,7 @@ from stages.scheduling.engine.leases import Leases, process_identity
 from tests.preloaded import python
 from tests.project import environment
 from tests.resource_limits import drop_root_privileges, limit_file_size
-from tests.scheduling.racer import keys_of, outcome
+from tests.scheduling.racer import claim, contents, keys_of, outcome
 
 KEY, SPEC = next(iter(keys_of(1).items()))
 FILES = outcome(KEY, SPEC, 1)
@@ -54,8 +54,7 @@ class FailsOnce:
 def publish(store: Store, owner: str | None = None) -> None:
     """Publish under a lease, like an engine."""
     leases = Leases(store, owner)
-    lease = leases.claim(KEY)
-    assert lease is not None
+    lease = claim(leases, KEY)
     leases.publish(lease, KEY, FILES)
     leases.release(lease)
 
@@ -96,11 +95,6 @@ def test_failed_write_never_publishes_half_an_outcome(
             publish(other)
         assert contents(other.whole(KEY)) == FILES and list(other.run_keys()) == [KEY]
     assert len(FILES) < at == asked.calls + 1, "every write has failed once"
-
-
-def contents(folder: Path | None) -> dict[str, bytes]:
-    assert folder is not None
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize(

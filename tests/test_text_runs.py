@@ -55,15 +55,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(REPOSITORY / "data" / name, folder / "data")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.delenv("CLAIMCHECK_HOME", raising=False)
         patch.setenv("CLAIMCHECK_DEVICE", "cpu")
         params = load_params()
         name = params.experiments[EXPERIMENT].dataset
         prepare(params.datasets[name], Manifest(dataset=name, source="embedded"), folder, Path("data/processed") / name)
         stop = threading.Event()
-        assert train_experiment(
-            EXPERIMENT, params, data=Path("data"), devices=["cpu"], report=lambda event: None, stop=stop
-        )
+        assert train_experiment(EXPERIMENT, params, devices=["cpu"], report=lambda event: None, stop=stop)
         assert evaluate([EXPERIMENT]) == 0
         record(Path(), "data/results.db")
     return folder

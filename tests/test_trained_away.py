@@ -100,7 +100,6 @@ def test_object_store_cache_is_in_a_folder_that_git_ignores(
     tmp_path: Path, object_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CLAIMCHECK_STORE", object_url)
-    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     store = open_store(tmp_path)
     assert isinstance(store, ObjectStore)
     assert store.cache.root.is_relative_to(tmp_path / "data" / "store")

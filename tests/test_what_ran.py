@@ -7,24 +7,27 @@ import json
 import re
 import shutil
 import struct
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 import yaml
 
-from benchmarks.bench_canary import canaries
 from stages import LOADED
+from stages.datasets.packed import PackedInfo
+from stages.datasets.prepare import class_names
+from stages.params.experiment import load_params, plan_runs
 from stages.results import Result
 from stages.runs.consistency import compare_canaries
 from stages.training import process
-from stages.training.canary import VARIES
+from stages.training.canary import VARIES, Canary, canary_of
 from stages.upkeep.verifying import check_environment
-from tests.project import EXPERIMENT, REPOSITORY, edit, environment, make_project, whole_file
+from tests.project import EXPERIMENT, REPOSITORY, captured, edit, environment, make_project, whole_file
 
 HYPERBF = "tiny-hyperbf"
 HALVED = "import torch.nn.functional as F\nplain = F.gelu\nF.gelu = lambda x, **options: plain(x, **options) / 2\n"
@@ -56,13 +59,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(project: Path, experiment: str, store: Path, **variables: str) -> Trained:
     """Train the experiment's first run in a new process with an empty store."""
     shutil.rmtree(project / "data" / "runs", ignore_errors=True)
-    done = subprocess.run(
+    done = captured(
         [sys.executable, "-m", "stages.train", experiment],
         cwd=project,
         env=environment() | {"CLAIMCHECK_STORE": str(store), "XDG_CACHE_HOME": str(project / "cache")} | variables,
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     (folder,) = (path.parent for path in store.glob("runs/*/result.json"))
@@ -181,6 +181,35 @@ def test_environment_has_digests_of_paths_and_modules_with_unusual_loaders(
 
 def test_package_that_an_earlier_run_loaded_is_no_unknown_code() -> None:
     assert "yaml" not in process.describe_process({"yaml": "PyYAML==6"})["modules"]
+
+
+def canaries() -> Iterator[tuple[str, Canary, float]]:
+    """Yield name, canary and CPU seconds of one arm per model and optimiser; networks of tables also in a stack."""
+    params, seen = load_params(REPOSITORY), set()
+    for experiment in params.experiments.values():
+        source = params.datasets[experiment.dataset]
+        info = PackedInfo(
+            dataset=experiment.dataset,
+            provenance="embedded",
+            digest="",
+            classes=class_names(source.classes),
+            shape=source.shape,
+            train_images=0,
+            test_images=0,
+            test_rows=None,
+            excluded_test_images=0,
+            source="embedded",
+            kind=source.kind,
+        )
+        for run in plan_runs(experiment, params.profiles["paper"], source, every_role=True):
+            for is_stacked in (False, True) if source.kind == "table" else (False,):
+                kind = run.spec.model.path, run.spec.protocol.optimizer.name, is_stacked
+                if kind not in seen:
+                    seen.add(kind)
+                    began = time.process_time()
+                    canary = canary_of(run.spec, info, torch.device("cpu"), is_stacked=is_stacked)
+                    name = f"{experiment.name}.{run.name.arm}{' in a stack' if is_stacked else ''}"
+                    yield name, canary, time.process_time() - began
 
 
 @pytest.mark.slow(hours=True)

@@ -183,7 +183,7 @@ def pending(
 
 def committed_claims(root: Path) -> dict[str, ClaimLine]:
     """Return the rows of the last commit, for old values; none outside a clone or if the columns were different."""
-    text = ask_git(root, "show", "HEAD:data/claims.csv") or ""
+    text = ask_git(root, "show", "HEAD:./data/claims.csv") or ""
     try:
         return {claim.id: claim for claim in parse_claims(text, Path("HEAD:data/claims.csv"))}
     except ClaimsError:

@@ -331,7 +331,7 @@ def _preloaded_server(environment: dict[str, str], output: int, view: LogView) -
     if sys.platform != "linux":
         yield
         return
-    command = [sys.executable, "-P", preloaded.__file__, environment[ADDRESS]]
+    command = [sys.executable, "-P", preloaded.__file__, environment[ADDRESS], *preloaded.VERBS]
     server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output)
     assert server.stdin is not None, "it was asked for"
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from stages.commands.command import Answer
 from stages.faults import Mistake
 from stages.runs.fingerprint import PACKAGE_ROOT
-from stages.runs.revisions import refusal
+from stages.runs.revisions import ask_git, prefix_in_git
 
 _PAGE = "docs/add-a-paper.md"
 _FILE = re.compile(r"^`(?P<name>[\w./-]+)`[^\n]*\n\n```\w*\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -33,16 +33,23 @@ def start(_: argparse.Namespace) -> Answer:
     for name, text in found.items():
         path = Path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
+        before = path.read_bytes() if path.exists() else b""
+        end = b"" if not before or before.endswith(b"\n") else b"\n"  # else its last line would swallow our first one
+        path.write_bytes(before + end + text.encode())
     dvc = [sys.executable, "-m", "dvc"]
     if subprocess.run([*dvc, "root"], capture_output=True, check=False).returncode:
-        subprocess.run([*dvc, "init", "--quiet", *(["--no-scm"] if refusal(Path()) else [])], check=True)
+        where = prefix_in_git(Path())
+        subprocess.run(
+            [*dvc, "init", "--quiet", *(["--no-scm"] if where is None else ["--subdir"] * bool(where))], check=True
+        )
     root = subprocess.run([*dvc, "root"], capture_output=True, encoding="utf-8", check=True).stdout.strip()
     plots = Path(root, ".dvc", "plots", "arms.json")
     plots.parent.mkdir(exist_ok=True)
-    plots.write_bytes((PACKAGE_ROOT / ".dvc" / "plots" / plots.name).read_bytes())
+    if not plots.exists():
+        plots.write_bytes((PACKAGE_ROOT / ".dvc" / "plots" / plots.name).read_bytes())
     shown = [f"wrote {name}" for name in found]
+    if ignored := (ask_git(Path(), "check-ignore", *found, ceiling="") or "").splitlines():
+        shown.append(f"git ignores {', '.join(ignored)}: commit them by `git add --force`")
     return Answer(document={"files": [*found]}, shown=[*shown, "next: claimcheck repro, then claimcheck status"])
 
 

@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from stages.commands.command import Answer, Column, Terminal, TextTable, UsageEr
 from stages.datasets.packed import PackedDataError, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.faults import stop_on_signals
-from stages.params.experiment import Params, ParamsError, PlannedRun, Rate, describe_cut, load_params
+from stages.params.experiment import Params, ParamsError, Rate, describe_cut, load_params
 from stages.params.plugins import KINDS, find_plugins
 from stages.params.schema import nearest
 from stages.priorities import PROFILE, Proposal, propose
@@ -75,7 +75,7 @@ def plan(options: argparse.Namespace) -> Answer:
         {
             "experiment": name,
             "paper": papers[name],
-            **_told(cost, params.rates),
+            **_describe_cost(cost, params.rates),
             **_in_store(name, params, outcomes),
         }
         for name, cost in planned[params.profile_name].items()
@@ -85,9 +85,9 @@ def plan(options: argparse.Namespace) -> Answer:
     for profile_name, costs in planned.items():
         for paper in dict.fromkeys(papers.values()):
             of_paper = add_up((cost for name, cost in costs.items() if papers[name] == paper), params.rates)
-            profiles.append({"profile": profile_name, "paper": paper, **_told(of_paper, params.rates)})
+            profiles.append({"profile": profile_name, "paper": paper, **_describe_cost(of_paper, params.rates)})
         totals[profile_name] = add_up(costs.values(), params.rates)
-        profiles.append({"profile": profile_name, "paper": None, **_told(totals[profile_name], params.rates)})
+        profiles.append({"profile": profile_name, "paper": None, **_describe_cost(totals[profile_name], params.rates)})
     counts.save()
     goals = []
     if PRINTED in totals and names == list(params.experiments):
@@ -180,7 +180,7 @@ def _show_measured(measured: Mapping[str, Any]) -> Iterable[RenderableType]:
         yield Text(f"{measured['not_trained']} networks can't be trained here and aren't included", style="dim")
 
 
-def _told(cost: PlannedCost, rates: Mapping[str, Rate]) -> dict[str, Any]:
+def _describe_cost(cost: PlannedCost, rates: Mapping[str, Rate]) -> dict[str, Any]:
     return {
         "runs": cost.runs,
         "epochs": cost.epochs,
@@ -322,7 +322,6 @@ def _train(
         return train_together(
             chosen,
             params,
-            data=Path("data"),
             devices=slot_devices(device, params, options.engine),
             report=report,
             stop=stop,
@@ -361,15 +360,7 @@ def next_trainings(options: argparse.Namespace) -> Answer:
     if not options.json:
         for part in _show(document, params):
             Terminal().print(part, soft_wrap=isinstance(part, str))
-    places = {run: number for number, step in enumerate(found.steps) for run in step.items}
-    chosen: dict[str, list[str]] = defaultdict(list)
-    for run in places:
-        chosen[run.experiment].append(run.cell)
-
-    def place(runs: Sequence[PlannedRun], together: int) -> float:
-        return min(places.get(run.name, len(places)) for run in runs)
-
-    _, left = _train(chosen, params, options, os.environ.get("CLAIMCHECK_DEVICE", "auto"), place)
+    _, left = _train(found.chosen, params, options, os.environ.get("CLAIMCHECK_DEVICE", "auto"), found.order)
     document["is_trained"] = is_complete = left == 0
     said = "trained; `make repro` evaluates and judges them" if is_complete else "some of it was not trained; see above"
     return Answer(document=document, shown=[said], code=0 if is_complete else 1)

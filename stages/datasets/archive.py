@@ -15,7 +15,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -26,6 +26,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from stages.datasets.packed import ImageSet
 from stages.datasets.verified import DatasetError, chunks_of
+from stages.images import crop_and_resize, fit_picture
 
 # Pictures hardly compress and text does tenfold; labels as bytes compress more, but are few.
 MAX_RATIO = 64
@@ -137,33 +138,50 @@ PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 MAX_PIXELS = 64_000_000
 
 
-def decode_square(
-    content: bytes, side: int, where: str, *, formats: tuple[str, ...] = ("JPEG",), mode: str = "RGB"
-) -> np.ndarray:
-    """RGB uint8 [3, side, side] of a picture: its shorter side resized to `side` (bilinear), the middle kept.
+def decode_square(content: bytes, side: int, where: str) -> np.ndarray:
+    """RGB uint8 [3, side, side] of a published JPEG: its shorter side resized to `side` (bilinear), the middle kept.
 
-    A picture that is `side` x `side` already keeps its pixels.  Grey ones get three equal channels; mode `L` has one.
-    Mode `P` is for masks, whose one channel has numbers of classes, which aren't mixed.
+    A picture that is `side` x `side` already keeps its pixels.  Grey ones get three equal channels.
+    """
+    with _opened(content, where, ("JPEG",)) as picture:
+        return np.asarray(_middle(picture.convert("RGB"), side)).transpose(2, 0, 1)
+
+
+def decode_own(content: bytes, side: int, where: str, mode: str) -> np.ndarray:
+    """Decode a user's own picture exactly as the service decodes an upload.  Uint8 [C, side, side].
+
+    `mode` is RGB, L (C = 1), or P for a mask, whose one channel has numbers of classes, which aren't mixed.
+    """
+    with _opened(content, where, FORMATS) as picture:
+        if picture.mode[:1] in "IF":
+            raise DatasetError(f"{where}: has more than 8 bits a channel ({picture.mode}); convert it to 8 bits")
+        if mode != "P":
+            return fit_picture(picture, (1 if mode == "L" else 3, side, side))
+        if picture.mode not in ("1", "L", "P"):
+            raise DatasetError(f"{where}: has mode {picture.mode}; a mask is grey or has a palette, a class for each")
+        upright = ImageOps.exif_transpose(picture)
+        mask = crop_and_resize(upright, (side, side), Image.Resampling.NEAREST)
+        return np.asarray(mask, dtype=np.uint8)[None]
+
+
+@contextmanager
+def _opened(content: bytes, where: str, formats: tuple[str, ...]) -> Iterator[Image.Image]:
+    """Open a picture in one of some formats.
+
+    Raises:
+        DatasetError: it is damaged, in another format, or too large.
     """
     try:
         with Image.open(io.BytesIO(content), formats=formats) as picture:
             width, height = picture.size
             if width * height > MAX_PIXELS:
                 raise DatasetError(f"{where}: {width} x {height} pixels; no picture here has more than {MAX_PIXELS:,}")
-            if picture.mode[:1] in "IF":
-                raise DatasetError(f"{where}: has more than 8 bits a channel ({picture.mode}); convert it to 8 bits")
-            if mode == "P" and picture.mode not in ("1", "L", "P"):
-                raise DatasetError(
-                    f"{where}: has mode {picture.mode}; a mask is grey or has a palette, a class for each"
-                )
-            upright = picture if formats == ("JPEG",) else ImageOps.exif_transpose(picture)  # others: published sets
-            square = _middle(upright if mode == "P" else _opaque(upright).convert(mode), side, is_mask=mode == "P")
+            yield picture
     except DatasetError:
         raise
     except Exception as error:  # noqa: BLE001  (Pillow's decoders don't say which errors a damaged picture raises)
         kind = "JPEG " if formats == ("JPEG",) else ""
         raise DatasetError(f"{where}: not a whole {kind}picture ({_describe(error)})") from None
-    return np.asarray(square, dtype=np.uint8).reshape(side, side, -1).transpose(2, 0, 1)
 
 
 def _describe(error: Exception) -> str:
@@ -171,16 +189,8 @@ def _describe(error: Exception) -> str:
     return "of no known format" if isinstance(error, UnidentifiedImageError) else str(error) or type(error).__name__
 
 
-def _opaque(picture: Image.Image) -> Image.Image:
-    """Put a transparent picture on black, as the service does with uploads."""
-    if "A" not in picture.getbands() and "transparency" not in picture.info:
-        return picture
-    layer = picture.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", layer.size, (0, 0, 0, 255)), layer)
-
-
 def upright_size(content: bytes) -> tuple[int, int]:
-    """Return width and height of a picture that `decode_square` has read, as it is shown."""
+    """Return width and height of a picture that `decode_own` has read, as it is shown."""
     with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
         return ImageOps.exif_transpose(picture).size
 
@@ -194,14 +204,14 @@ def size_of(member: Member) -> tuple[int, int]:
         raise DatasetError(f"{member.where}: not a whole JPEG picture ({_describe(error)})") from None
 
 
-def _middle(picture: Image.Image, side: int, *, is_mask: bool = False) -> Image.Image:
+def _middle(picture: Image.Image, side: int) -> Image.Image:
     width, height = picture.size
     shorter = min(width, height)
     if shorter != side:
         scaled = (side * width // shorter, side * height // shorter)
         if scaled[0] * scaled[1] > MAX_PIXELS:
             raise ValueError(f"{width} x {height} pixels would become {scaled[0]:,} x {scaled[1]:,}")
-        picture = picture.resize(scaled, Image.Resampling.NEAREST if is_mask else Image.Resampling.BILINEAR)
+        picture = picture.resize(scaled, Image.Resampling.BILINEAR)
     left, top = (picture.width - side) // 2, (picture.height - side) // 2
     return picture.crop((left, top, left + side, top + side))
 

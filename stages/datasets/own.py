@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stages.datasets import shards
-from stages.datasets.archive import FORMATS, PICTURES, decode_square, upright_size, walk
+from stages.datasets.archive import PICTURES, decode_own, upright_size, walk
 from stages.datasets.arrays import read_image_arrays
 from stages.datasets.labels import (
     check_mask_size,
@@ -51,7 +51,7 @@ def image_reader(source: DatasetSource, manifest: Manifest, folder: Path) -> Ima
         try:
             content = read()
             one = "P" if has_masks and picture.is_mask else mode
-            pixels[name] = decode_square(content, side, name, formats=FORMATS, mode=one)
+            pixels[name] = decode_own(content, side, name, one)
             if has_masks:
                 sizes[name] = upright_size(content)
         except DatasetError as error:

@@ -116,8 +116,8 @@ def prepare_own_table(
         found = {split: len(part) for split, part in rows.items()}
         if found != counts:
             raise DatasetError(
-                f"{manifest.dataset}: {' and '.join(f'{n:,}' for n in found.values() if n) or 0} rows; params.yaml declares "
-                f"{source.train:,} to train with and {source.test:,} to test"
+                f"{manifest.dataset}: {' and '.join(f'{n:,}' for n in found.values() if n) or 0} rows; params.yaml "
+                f"declares {source.train:,} to train with and {source.test:,} to test"
             )
         check_response(targets, source, manifest.dataset)
         if source.task is not None:

@@ -71,7 +71,7 @@ def read_versions(root: Path) -> list[Version]:
     """Read all committed contents of the record, oldest first; none if git has no history of this folder."""
     try:  # plumbing: a user's settings change what `git log` shows
         commits = run_git(root, "rev-list", "--reverse", "--topo-order", "--full-history", "HEAD", "--", *_RECORD)
-        options = ("--stdin", "--root", "-m", "-r", "--raw", "--no-abbrev", "--no-renames", "-z")
+        options = ("--stdin", "--root", "--relative", "-m", "-r", "--raw", "--no-abbrev", "--no-renames", "-z")
         words = iter(run_git(root, "diff-tree", *options, "--", *_RECORD, given=commits).decode().split("\0"))
     except GitError:
         return []

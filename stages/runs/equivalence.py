@@ -180,7 +180,7 @@ class Equivalences:
                 }
             )
             try:
-                names = [f"{revision}:{path}" for module, _ in pairs for path in paths_of(module)]
+                names = [f"{revision}:./{path}" for module, _ in pairs for path in paths_of(module)]
                 commit, *sources = read_objects(self.root, [f"{revision}^{{commit}}", *names])
             except GitError:
                 found = []

@@ -20,7 +20,7 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.runs.store import ChangeRecord, Record, RunStore, Store, digests_of, find_fault, home, next_token
+from stages.runs.store import Record, RunStore, Store, digests_of, find_fault, home, next_token
 
 LEASES, RUNS, BLOBS, WORK = "leases", "runs", "blobs", "work"
 
@@ -143,15 +143,6 @@ class ObjectStore:
                 record = made
             return self.finish(run_key, record, files)
 
-    def publish_leased(self, run_key: str, files: Mapping[str, bytes], change: ChangeRecord) -> Path:
-        digests = digests_of(files)
-        # named before they are written, so that `claimcheck gc` doesn't remove them
-        record = change(lambda mine: mine if mine.is_published else replace(mine, files=digests))
-        if not record.is_published:
-            self.upload(files)
-            record = change(lambda mine: replace(mine, is_published=True))
-        return self.finish(run_key, record, files)
-
     def upload(self, files: Mapping[str, bytes]) -> dict[str, str]:
         """Write the files under their digests; return the digests by name."""
         digests = digests_of(files)
@@ -159,11 +150,11 @@ class ObjectStore:
             self.bucket.put(_blob(digests[name]), content)
         return digests
 
-    def finish(self, run_key: str, record: Record, files: Mapping[str, bytes] | None = None) -> Path:
+    def finish(self, run_key: str, record: Record, files: Mapping[str, bytes]) -> Path:
         """Complete a publication whose record is written: write the manifest and the local copy, drop the scratch."""
         self.mend(run_key, record)
         self.scratch.drop(run_key)
-        if files is not None and digests_of(files) == dict(record.files):
+        if digests_of(files) == dict(record.files):
             return self.cache.publish(run_key, files)
         folder = self.published(run_key)
         if folder is None:

@@ -27,27 +27,48 @@ def without_git_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith(_KEPT)}
 
 
-def run_git(root: Path, *arguments: str, given: bytes = b"") -> bytes:
-    """Run git in the repository at `root`, ignoring repositories above it, and return its output."""
-    environment = without_git_variables() | {
-        "GIT_CEILING_DIRECTORIES": str(root.resolve().parent),
-        "GIT_NO_REPLACE_OBJECTS": "1",
-        "GIT_OPTIONAL_LOCKS": "0",
-        "LC_ALL": "C",
-    }
-    command = ["git", *arguments]
-    try:
-        done = subprocess.run(command, cwd=root, env=environment, input=given, capture_output=True, check=False)
-    except OSError as error:
-        raise GitError(f"git can't be run: {error.strerror}") from None
+def run_git(root: Path, *arguments: str, given: bytes = b"", ceiling: str | None = None) -> bytes:
+    """Run git in the repository that has the project at `root`, and return its output; `./` is `root` in its names.
+
+    Repositories above `ceiling` are ignored; None means those that don't have the project's files.
+    """
+    if ceiling is None:
+        ceiling = "" if _is_committed(root.resolve()) else str(root.resolve().parent)
+    done = _run(root, ceiling, *arguments, given=given)
     if done.returncode:
         message = " ".join(done.stderr.decode(errors="replace").split())
         raise GitError(f"git {arguments[0]}: {message or f'exit code {done.returncode}'}")
     return done.stdout
 
 
+@cache
+def _is_committed(root: Path) -> bool:
+    """Return True if a repository further up has the project's files; else it has nothing to do with their history."""
+    is_top = (root / ".git").exists()
+    return not is_top and _run(root, "", "ls-files", "--error-unmatch", "params.yaml").returncode == 0
+
+
+def _run(root: Path, ceiling: str, *arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    environment = without_git_variables() | {
+        "GIT_CEILING_DIRECTORIES": ceiling,
+        "GIT_NO_REPLACE_OBJECTS": "1",
+        "GIT_OPTIONAL_LOCKS": "0",
+        "LC_ALL": "C",
+    }
+    command = ["git", *arguments]
+    try:
+        return subprocess.run(command, cwd=root, env=environment, input=given, capture_output=True, check=False)
+    except OSError as error:
+        raise GitError(f"git can't be run: {error.strerror}") from None
+
+
+def prefix_in_git(root: Path) -> str | None:
+    """Return the path of `root` within the git repository that it is in, empty for its top; None without one."""
+    return ask_git(root, "rev-parse", "--show-prefix", ceiling="")
+
+
 def read_objects(root: Path, names: Sequence[str]) -> list[bytes | None]:
-    """Read blobs, trees or commits by names such as `<revision>:<path>`; None for each that git lacks."""
+    """Read blobs, trees or commits by names such as `<revision>:./<path>`; None for each that git lacks."""
     shown = run_git(root, "cat-file", "--batch", given="".join(f"{name}\n" for name in names).encode())
     place, found = 0, list[bytes | None]()
     for _ in names:
@@ -58,10 +79,10 @@ def read_objects(root: Path, names: Sequence[str]) -> list[bytes | None]:
     return found
 
 
-def ask_git(root: Path, *arguments: str) -> str | None:
+def ask_git(root: Path, *arguments: str, ceiling: str | None = None) -> str | None:
     """Return the output of git as text, or None if it fails or isn't installed."""
     try:
-        return run_git(root, *arguments).decode(errors="replace").strip()
+        return run_git(root, *arguments, ceiling=ceiling).decode(errors="replace").strip()
     except GitError:
         return None
 

@@ -14,11 +14,11 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from stages.faults import named
 from stages.run import RunSpec, canonical_json
@@ -73,6 +73,27 @@ def _fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+End = Literal["published", "stopped", "failed", "memory", "lost"]
+"""How an attempt ended: `stopped` on request, `memory` if that ran out, `lost` if its owner died."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One attempt to train a run: its owner, start and end by the owner's clock (seconds since 1970), and how it ended.
+
+    `end` is None while the run trains, or until its owner is found to be gone.  Claiming a run that already has an
+    outcome, which happens in an unfinished group, isn't an attempt.
+    """
+
+    run_key: str
+    token: int
+    owner: str
+    began: float
+    ended: float | None = None
+    end: End | None = None
+    reason: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """The owner of a run, and its attempts and outcome.  `beat` counts renewals, so that no two contents are equal.
@@ -86,7 +107,7 @@ class Record:
     since: float | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     is_published: bool = False
-    attempts: tuple[Mapping[str, Any], ...] = ()
+    attempts: tuple[Attempt, ...] = ()
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True).encode()
@@ -99,7 +120,7 @@ class Record:
             KeyError, TypeError, ValueError: they are damaged.
         """
         fields = json.loads(content)
-        return cls(**fields | {"attempts": tuple(fields["attempts"])})
+        return cls(**fields | {"attempts": tuple(Attempt(**one) for one in fields["attempts"])})
 
 
 class FolderScratch:
@@ -123,14 +144,6 @@ class FolderScratch:
 
     def list_works(self, prefix: str = "") -> Iterator[str]:
         yield from sorted(path.name for path in self.root.glob(f"{prefix}*"))
-
-
-ChangeRecord = Callable[..., Record]
-"""Change a run's record by `edit` as the holder of its lease, return it, and publish `files` with the change.
-
-Raises:
-    LeaseLost: another process has taken over the run.
-"""
 
 
 class RunStore:
@@ -222,7 +235,7 @@ class RunStore:
             print(f"{path} is damaged ({type(error).__name__}); it is now {aside.name}", file=sys.stderr)
         is_published, attempts = self.has(run_key), record.attempts
         if is_published:
-            attempts = tuple({**one, "end": one["end"] or "published"} for one in attempts)
+            attempts = tuple(replace(one, end=one.end or "published") for one in attempts)
         return replace(record, is_published=is_published, attempts=attempts), tag
 
     def write(
@@ -244,8 +257,11 @@ class RunStore:
     def mend(self, run_key: str, record: Record) -> None:
         """Do nothing, because the outcome is there before its record says so."""
 
-    def publish_leased(self, run_key: str, files: Mapping[str, bytes], change: ChangeRecord) -> Path:
-        change(lambda mine: replace(mine, is_published=True), files)
+    def upload(self, files: Mapping[str, bytes]) -> None:
+        """Do nothing, because `write` publishes the files."""
+
+    def finish(self, run_key: str, record: Record, files: Mapping[str, bytes]) -> Path:
+        """Return the folder of an outcome whose record is written."""
         return self.root / "runs" / run_key
 
 
@@ -294,15 +310,14 @@ class DamagedRunList(ValueError):
 class ListedRun:
     """One row of `runs.json`: a run with its arm and replicate.
 
-    `digest` covers the outcome's files, so that a stage that depends on the list depends on all of them; it is "" in
-    lists of older versions.
+    `digest` covers the outcome's files, so that a stage that depends on the list depends on all of them.
     """
 
     arm: str
     role: str
     replicate: int
     run_key: str
-    digest: str = ""
+    digest: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,7 @@ from stages.runs.store import (
 from stages.scheduling.engine.groups import DEFAULT, Event, Group, Report, RunGroups, find_engine, form_groups
 from stages.scheduling.journal import Journal
 
+DATA = Path("data")
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 """Device files, one of which exists if `auto` may be a GPU; asking torch would mean loading it."""
 Order = Callable[[Sequence[PlannedRun], int], float]
@@ -71,7 +72,6 @@ def train_experiment(
     name: str,
     params: Params,
     *,
-    data: Path,
     devices: list[str],
     report: Report,
     stop: threading.Event,
@@ -86,7 +86,7 @@ def train_experiment(
     groups start in file order.
     """
     run_groups, experiment, store = find_engine(engine), find_experiment(params, name), open_store()
-    found = compare(experiment, params, data, store, only)
+    found = compare(experiment, params, DATA, store, only)
     if order is not None and len(found.groups) > len(devices):
         found.groups.sort(key=lambda group: order(found.missing_of(group), group.stacked))
     wanted, held = found.wanted, len(found.wanted) - len(found.missing)
@@ -94,7 +94,7 @@ def train_experiment(
     complete = _run(run_groups, queue, store, params, devices, report, stop, engine)
     trained = [run for run in wanted if store.has(found.taken[run.spec.run_key])]
     if complete or (trained and not stop.is_set()):
-        _write_folder(data / "runs" / name, experiment, params, found, store)
+        _write_folder(DATA / "runs" / name, experiment, params, found, store)
     print(f"{name}: {len(wanted)} runs, {held} from the store, {len(found.missing)} to train")
     if not complete and trained and not stop.is_set():
         print(
@@ -150,7 +150,6 @@ def train_together(
     chosen: Mapping[str, Collection[str] | None],
     params: Params,
     *,
-    data: Path,
     devices: list[str],
     report: Report,
     stop: threading.Event,
@@ -167,7 +166,7 @@ def train_together(
         PackedDataError: some data aren't packed.
     """
     run_groups, store = find_engine(engine), open_store()
-    queue = line_up(chosen, params, data, store, order)
+    queue = line_up(chosen, params, DATA, store, order)
     _run(run_groups, queue, store, params, devices, report, stop, engine)
     return len(queue.names), len(queue.names.keys() - {*store.run_keys()})
 

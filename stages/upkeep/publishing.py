@@ -166,7 +166,7 @@ def digest_at(root: Path, revision: str | None, module: str) -> str | None:
         found = next((path.read_bytes() for path in map(root.joinpath, paths) if path.is_file()), None)
     else:
         try:
-            sources = read_objects(root, [f"{revision}:{path}" for path in paths])
+            sources = read_objects(root, [f"{revision}:./{path}" for path in paths])
             found = next((source for source in sources if source is not None), None)
         except GitError:
             found = None
@@ -192,8 +192,8 @@ def describe_origin(root: Path) -> Origin:
 
 def is_dirty(root: Path) -> bool:
     """Return True if anything has uncommitted changes except `dvc.lock`, docs, evidence and the current profile."""
-    status = _git(root, "status", "--porcelain", "--untracked-files=all").splitlines()
-    paths = {line[3:].split(" -> ")[-1].strip('"') for line in status}
+    tracked = _git(root, "diff", "HEAD", "--name-only", "--relative", "--no-renames", "-z")
+    paths = {*filter(None, (tracked + _git(root, "ls-files", "--others", "--exclude-standard", "-z")).split("\0"))}
     changed = _git(root, "diff", "HEAD", "--unified=0", "--", "params.yaml").splitlines()
     changed = [line[1:] for line in changed if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     if all(line.startswith("profile:") for line in changed):

@@ -1,12 +1,10 @@
 """A random fault during `claimcheck run`, and what must hold after the command has ended."""
 
 import random
-import re
 import signal
 import subprocess
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,9 +15,10 @@ import psutil
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import STATE, RunStore, Store
 from stages.scheduling.engine.leases import Leases
-from tests.cluster.nodes import Nodes, kill_session, name_of, wait_for
+from tests.cluster.nodes import Nodes, kill_session, name_of
 from tests.cluster.runs import outcomes_in, start_command
 from tests.object_server import BUCKET, ObjectServer
+from tests.polling import wait_until
 from tests.project import EXPERIMENT
 
 GONE = "its process is gone"
@@ -45,16 +44,13 @@ AT_THE_START = 0.25
 
 @dataclass
 class Mishap:
-    """The fault of a seed and its consequences: lost attempts by reason, and restarts of the command."""
+    """The fault of a seed."""
 
     seed: int
     project: Path
     nodes: Nodes
     server: ObjectServer
     store: Store = field(init=False)
-    lost: Counter[str] = field(default_factory=Counter)
-    again: int = 0
-    is_struck: bool = False
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -67,24 +63,20 @@ class Mishap:
             self.environment = {}
             self.store = RunStore(self.project / "data" / "store")
 
-    @property
-    def store_kind(self) -> str:
-        return "a folder" if isinstance(self.store, RunStore) else "objects"
-
     def suffer(self) -> None:
         """Start the command, apply the fault, and restart until everything is trained."""
         process = self._start()
         if self.random.random() < AT_THE_START:
             self._sleep(process, self.random.uniform(0.0, 6.0))
         else:
-            wait_for(lambda: process.poll() is not None or any(self._works()))
+            wait_until(lambda: process.poll() is not None or any(self._works()))
             self._sleep(process, self.random.uniform(0.0, 1.0))
-        self.is_struck = self._strike(process)
+        is_struck, again = self._strike(process), 0
         while process.wait(timeout=300):
-            assert self.is_struck and self.what in MAY_END_THE_COMMAND, self.output()
+            assert is_struck and self.what in MAY_END_THE_COMMAND, self.output()
             assert process.returncode in (-signal.SIGKILL, 1), self.output()
-            self.again += 1
-            assert self.again < 4, self.output()
+            again += 1
+            assert again < 4, self.output()
             process = self._start()
         assert "Traceback" not in self.output(), self.output()
 
@@ -131,7 +123,7 @@ class Mishap:
 
     def _see_all_ended(self, process: subprocess.Popen[bytes]) -> None:
         process.wait()
-        wait_for(lambda: not self.left_running(), 60)
+        wait_until(lambda: not self.left_running(), 60)
 
     def _node(self, process: subprocess.Popen[bytes]) -> bool:
         self.nodes.kill(self.random.choice(self.nodes.workers))
@@ -149,7 +141,7 @@ class Mishap:
         return True
 
     def _kill_one(self, find: Callable[[], list[psutil.Process]], process: subprocess.Popen[bytes]) -> bool:
-        wait_for(lambda: process.poll() is not None or find())
+        wait_until(lambda: process.poll() is not None or find())
         found = find()
         if not found:
             return False
@@ -176,8 +168,7 @@ class Mishap:
             assert last.end == "published", self.output()
             for one in before:
                 assert one.end == "lost" and one.reason.startswith(KINDS[self.engine, self.what]), (one, self.output())
-                self.lost[re.sub(r"[,:].*| \(.*", "", one.reason)] += 1
-        wait_for(lambda: not self.left_running(), 30)
+        wait_until(lambda: not self.left_running(), 30)
         assert not self._works()
 
 

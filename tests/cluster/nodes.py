@@ -10,12 +10,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
+
+from tests.polling import wait_until
 
 RAY = Path(sys.executable).parent / "ray"
 STORE_BYTES = 80_000_000
@@ -81,7 +82,7 @@ class Nodes:
         for _ in range(5):
             node = self._begin(options, hidden)
             self._all.append(node)
-            wait_for(lambda node=node: node.poll() is not None or b"Ray runtime started" in self._log(node))
+            wait_until(lambda node=node: node.poll() is not None or b"Ray runtime started" in self._log(node))
             if node.poll() is None:
                 return node
         raise AssertionError(f"no node starts here: {self._log(node).decode()[-2000:]}")
@@ -134,7 +135,7 @@ class Nodes:
         """Stop commands left by a failed test, including their tasks."""
         while self.commands:
             kill_session(self.commands.pop().pid)
-        wait_for(lambda: not self.trainings(), 60)
+        wait_until(lambda: not self.trainings(), 60)
 
     def close(self) -> None:
         for node in self._all:
@@ -186,11 +187,3 @@ def kill_session(leader: int) -> None:
             process.send_signal(signal.SIGKILL)
         except psutil.NoSuchProcess:
             continue
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 240.0) -> None:
-    """Poll until `condition()` is true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition still false"
-        time.sleep(0.05)

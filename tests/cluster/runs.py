@@ -7,10 +7,9 @@ from pathlib import Path
 
 import yaml
 
-from stages.runs.store import RunStore, Store
-from stages.scheduling.engine.leases import Attempt, Leases
+from stages.runs.store import Store
 from tests.cluster.nodes import Nodes
-from tests.project import EXPERIMENT, edit, environment, make_project
+from tests.project import EXPERIMENT, attempts, edit, environment, make_project
 
 OTHER = "tiny-other"
 RUN = [sys.executable, "-m", "stages.cli", "run", "--all", "--device", "cpu"]
@@ -68,10 +67,6 @@ def finish(process: subprocess.Popen[bytes], project: Path, code: int = 0) -> st
     return output
 
 
-def saved_states(project: Path) -> list[Path]:
-    return list((project / "data" / "store" / "work").glob("*/resume.pt"))
-
-
 def outcomes_in(store: Store) -> dict[str, tuple[bytes, bytes]]:
     """Return (history, weights) of each published run by key, read like another machine does."""
     folders = {run_key: store.whole(run_key) for run_key in store.run_keys()}
@@ -80,12 +75,6 @@ def outcomes_in(store: Store) -> dict[str, tuple[bytes, bytes]]:
         for run_key, folder in folders.items()
         if folder is not None
     }
-
-
-def attempts(project: Path) -> dict[str, list[Attempt]]:
-    store = RunStore(project / "data" / "store")
-    leases = Leases(store)
-    return {run_key: leases.attempts(run_key) for run_key in store.run_keys()}
 
 
 def lost_reasons(project: Path) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cluster.nodes import wait_for
+from tests.polling import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "sinfo")
 
@@ -62,8 +62,8 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
             for command in commands:
                 running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
                 if command[0] == "munged":
-                    wait_for((munge / "socket").exists, 30)
-        wait_for(lambda: "idle" in _answer(["sinfo", "-h", "-o", "%T"], environment), 60)
+                    wait_until((munge / "socket").exists, 30)
+        wait_until(lambda: "idle" in _answer(["sinfo", "-h", "-o", "%T"], environment), 60)
         yield environment
     finally:
         for process in reversed(running):

@@ -19,10 +19,11 @@ from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore
 from stages.scheduling.engine.leases import Leases
 from stages.scheduling.journal import read_sessions
-from tests.cluster.nodes import Nodes, wait_for, without_grammar
-from tests.cluster.runs import finish, lost_reasons, outcomes_in, saved_states, start
+from tests.cluster.nodes import Nodes, without_grammar
+from tests.cluster.runs import finish, lost_reasons, outcomes_in, start
 from tests.object_server import BUCKET, ObjectServer
-from tests.project import REPOSITORY, environment, outcomes
+from tests.polling import wait_until
+from tests.project import REPOSITORY, environment, outcomes, saved_states
 
 pytestmark = [
     pytest.mark.needs(cluster=True),
@@ -35,7 +36,7 @@ def test_killed_node_loses_no_result(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
     process = start(project, two_nodes)
-    wait_for(lambda: saved_states(project) and two_nodes.trainings())
+    wait_until(lambda: saved_states(project) and two_nodes.trainings())
     two_nodes.kill(two_nodes.training_node())
     output = finish(process, project)
     assert outcomes(project) == undisturbed
@@ -51,14 +52,14 @@ def test_frozen_process_is_killed_and_replaced(
     two_nodes: Nodes, project: Path, undisturbed: dict[str, tuple[bytes, bytes]]
 ) -> None:
     process = start(project, two_nodes)
-    wait_for(lambda: saved_states(project) and two_nodes.trainings())
+    wait_until(lambda: saved_states(project) and two_nodes.trainings())
     standing = two_nodes.trainings()[0]
     standing.send_signal(signal.SIGSTOP)
     finish(process, project)
     assert outcomes(project) == undisturbed
     reasons = lost_reasons(project)
     assert len(reasons) == 1 and reasons[0].startswith("no sign of life for 15 s, process ")
-    wait_for(lambda: not standing.is_running(), 30)
+    wait_until(lambda: not standing.is_running(), 30)
 
 
 def test_nodes_without_access_to_the_clone_train_from_shipped_code_and_a_url_store(

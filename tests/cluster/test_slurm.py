@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.nodes import HOST, wait_for
-from tests.cluster.runs import attempts, saved_states
+from tests.cluster.nodes import HOST
 from tests.cluster.slurm import missing, slurm
-from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
+from tests.polling import wait_until
+from tests.project import EXPERIMENT, REPOSITORY, ends, environment, make_project, saved_states
 
 JOB = REPOSITORY / "deploy" / "slurm" / "claimcheck.sbatch"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED")
@@ -47,15 +47,10 @@ def submit(project: Path, reach: dict[str, str]) -> None:
     subprocess.run(command, cwd=project, env=reach | environment() | more, check=True, capture_output=True)
 
 
-def ends(project: Path) -> list[list[str | None]]:
-    """Return how the attempts of each run ended."""
-    return sorted([one.end for one in of_run] for of_run in attempts(project).values())
-
-
 def test_job_starts_a_cluster_trains_and_stops_it(project: Path, reach: dict[str, str]) -> None:
     submit(project, reach)
     log = project / "claimcheck-1.log"
-    wait_for(lambda: state_of(reach) in ENDED, 500)
+    wait_until(lambda: state_of(reach) in ENDED, 500)
     said = log.read_text()
     assert state_of(reach) == "COMPLETED", said
     assert "2 of 2 missing runs trained" in said
@@ -64,22 +59,23 @@ def test_job_starts_a_cluster_trains_and_stops_it(project: Path, reach: dict[str
 
 def test_job_near_its_time_limit_saves_and_resumes_when_requeued(project: Path, reach: dict[str, str]) -> None:
     submit(project, reach)
-    wait_for(lambda: saved_states(project), 300)
+    wait_until(lambda: saved_states(project), 300)
     scancel(reach, "USR1")
-    wait_for(lambda: state_of(reach) == "PENDING", 120)
+    wait_until(lambda: state_of(reach) == "PENDING", 120)
     assert saved_states(project) and not left_running(project)
     # Slurm waits two minutes before it starts a job again
     subprocess.run(["scontrol", "update", "JobId=1", "StartTime=now"], env=reach, check=True)
-    wait_for(lambda: state_of(reach) in ENDED, 300)
+    wait_until(lambda: state_of(reach) in ENDED, 300)
     assert state_of(reach) == "COMPLETED", (project / "claimcheck-1.log").read_text()
-    assert ends(project) in ([["published"], ["stopped", "published"]], [["stopped", "published"]] * 2)
+    how = [[end for end, _ in of_run] for of_run in ends(project)]
+    assert how in ([["published"], ["stopped", "published"]], [["stopped", "published"]] * 2)
 
 
 def test_stopped_job_saves_and_ends(project: Path, reach: dict[str, str]) -> None:
     submit(project, reach)
-    wait_for(lambda: saved_states(project), 300)
+    wait_until(lambda: saved_states(project), 300)
     scancel(reach, "TERM")
-    wait_for(lambda: state_of(reach) in ENDED, 120)
+    wait_until(lambda: state_of(reach) in ENDED, 120)
     said = (project / "claimcheck-1.log").read_text()
     assert "0 of 2 missing runs trained; run the same command again to train the rest" in said
     assert show(reach, "Restarts") == "0" and saved_states(project) and not left_running(project)

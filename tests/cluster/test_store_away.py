@@ -12,10 +12,10 @@ import pytest
 
 from stages.runs.object_store import ObjectStore
 from stages.scheduling.engine.leases import Leases
-from tests.cluster.nodes import Nodes, wait_for
+from tests.cluster.nodes import Nodes
 from tests.cluster.runs import finish, outcomes_in, start, start_command
 from tests.object_server import BUCKET, ObjectServer
-from tests.soak import write_soak_report
+from tests.polling import wait_until
 
 pytestmark = [
     pytest.mark.needs(cluster=True),
@@ -54,31 +54,16 @@ def test_no_run_is_lost_or_taken_over_while_the_store_is_away(
         return {one.owner for one in holders if one is not None}
 
     here = start_command(other, two_nodes, ["--all", "--device", "cpu"], {"CLAIMCHECK_STORE": store.address})
-    wait_for(lambda: [work for work in store.scratch.list_works() if work in undisturbed])
+    wait_until(lambda: [work for work in store.scratch.list_works() if work in undisturbed])
     here.send_signal(signal.SIGSTOP)  # otherwise everything would be trained before Ray is ready
     there = start(project, two_nodes, CLAIMCHECK_STORE=store.address)
-    wait_for(lambda: len(owners()) == 2 and two_nodes.trainings())
+    wait_until(lambda: len(owners()) == 2 and two_nodes.trainings())
     here.send_signal(signal.SIGCONT)
     (server.down if how == "refuses" else server.fall_silent)()
     time.sleep(AWAY_SECONDS)
     (server.up if how == "refuses" else server.speak)()
-    back = time.monotonic()
     output = finish(there, project) + finish(here, other)
-    after = time.monotonic() - back
     assert outcomes_in(store) == undisturbed
     made = [one for run_key in undisturbed for one in leases.attempts(run_key)]
     assert [one.end for one in made] == ["published"] * 4, output
     assert len({one.owner for one in made}) == 2, output
-    write_soak_report(
-        f"store-away-{how.removeprefix('is ')}",
-        {
-            "what": "the object store goes while one clone trains on a cluster and another one on this machine",
-            "the store": how,
-            "seconds": AWAY_SECONDS,
-            "seconds from its return to the end": round(after, 1),
-            "runs": len(undisturbed),
-            "attempts": len(made),
-            "outcome": "each run published once, by whoever began it, histories and weights bitwise those of "
-            "undisturbed trainings, no attempt lost",
-        },
-    )

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from stages.datasets.archive import FORMATS, decode_square
+from stages.datasets.archive import decode_own
 from stages.datasets.manifest import Manifest
 from stages.datasets.mirror import copy_to_mirror
 from stages.datasets.own import _divide
@@ -312,10 +312,18 @@ def test_picture_is_packed_as_the_service_shows_it() -> None:
     drawn = Image.new("RGBA", (8, 8), (0, 200, 0, 255))
     drawn.paste((250, 250, 250, 0), (0, 0, 8, 4))  # hidden by its alpha
     drawn.save(content, "PNG", exif=exif)
-    packed = decode_square(content.getvalue(), 8, "cat.png", formats=FORMATS)
+    packed = decode_own(content.getvalue(), 8, "cat.png", "RGB")
     assert np.array_equal(packed, decode_image(content.getvalue(), (3, 8, 8)))
 
 
-def test_thin_picture_is_refused_before_it_is_enlarged() -> None:
-    with pytest.raises(DatasetError, match="1 x 9000 pixels would become 224 x 2,016,000"):
-        decode_square(picture((1, 2, 3), size=(1, 9000)), 224, "thin.png", formats=FORMATS)
+@pytest.mark.parametrize("size", [(90, 61), (65, 64), (63, 400), (1, 900), (8, 8)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("PNG", "L"), ("PNG", "RGBA"), ("PNG", "P"), ("JPEG", "RGB"), ("WEBP", "RGB")]
+)
+def test_picture_of_any_size_is_packed_as_the_service_decodes_it(kind: str, mode: str, size: tuple[int, int]) -> None:
+    drawn = Image.effect_noise(size, 80).convert(mode)
+    content = io.BytesIO()
+    drawn.save(content, kind)
+    for channels, packed_as in ((3, "RGB"), (1, "L")):
+        packed = decode_own(content.getvalue(), 32, "cat", packed_as)
+        assert np.array_equal(packed, decode_image(content.getvalue(), (channels, 32, 32)))

@@ -47,7 +47,6 @@ def put(path: Path, content: bytes) -> Path:
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project in which fetch and preprocess run and whose only data set is the user's own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     monkeypatch.delenv("CLAIMCHECK_MIRROR", raising=False)
     write_params(tmp_path, "quick", mine=mine())
     return tmp_path

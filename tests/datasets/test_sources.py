@@ -285,7 +285,6 @@ def test_command_mirrors_every_fetched_data_set(
     dataset = tiny_mnist()
     write_params(tmp_path, "quick", tiny=dataset.source, other=dataset.source)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     assert main(["mirror"]) == 1, "nothing is fetched yet"
     fetched(dataset, tmp_path / "data")
     assert main(["mirror"]) == 0

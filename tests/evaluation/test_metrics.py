@@ -254,7 +254,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     monkeypatch.setenv("CLAIMCHECK_DEVICE", "cpu")
     assert train_experiment(
-        EXPERIMENT, load_params(), data=Path("data"), devices=["cpu"], report=lambda event: None, stop=threading.Event()
+        EXPERIMENT, load_params(), devices=["cpu"], report=lambda event: None, stop=threading.Event()
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore, Store, seal
 from stages.scheduling.engine import leases as leases_module
-from stages.scheduling.engine.leases import LeaseLost, Leases
+from stages.scheduling.engine.leases import Lease, LeaseLost, Leases
 
 EXPIRY_SECONDS, HEARTBEAT_SECONDS = 0.4, 0.1
 MOST_MINUTES = 10
@@ -32,8 +32,20 @@ def keys_of(runs: int) -> dict[str, bytes]:
 def outcome(run_key: str, spec: bytes, token: int) -> dict[str, bytes]:
     """An outcome that contains the token under which it was trained."""
     result = {"run_key": run_key, "token": token, "weights_sha256": hashlib.sha256(spec * 100).hexdigest()}
-    files = {"spec.json": spec, "history.jsonl": b"", "weights.safetensors": spec * 100}
+    files = {"spec.json": spec, "history.jsonl": b"{}\n", "weights.safetensors": spec * 100}
     return seal({**files, "result.json": json.dumps(result).encode()})
+
+
+def claim(leases: Leases, *run_keys: str) -> Lease:
+    """Claim free runs."""
+    lease = leases.claim(*run_keys)
+    assert lease is not None
+    return lease
+
+
+def contents(folder: Path | None) -> dict[str, bytes]:
+    assert folder is not None
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def open_store(address: str, cache: Path) -> Store:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,15 +15,10 @@ from stages.runs.store import RunStore
 from stages.scheduling.journal import PREFIX
 from stages.train import KILLED
 from tests.polling import wait_until
-from tests.project import EXPERIMENT, environment, make_project, outcomes, start_training, train
-from tests.soak import write_soak_report
+from tests.project import EXPERIMENT, captured, environment, make_project, outcomes, saved_states, start_training, train
 
 # Real processes are killed and awaited, which takes minutes on a busy machine.
 pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(600)]
-
-
-def saved_states(project: Path) -> list[Path]:
-    return list((project / "data" / "store" / "work").glob("*/resume.pt"))
 
 
 def running(pid: int) -> bool:
@@ -63,13 +57,10 @@ def start_below(project: Path, program: str) -> tuple[subprocess.Popen[str], int
 
 def test_stage_of_a_dead_dvc_trains_nothing(tmp_path: Path) -> None:
     project = make_project(tmp_path)
-    finished = subprocess.run(
+    finished = captured(
         [sys.executable, "-m", "stages.train", EXPERIMENT],
         cwd=project,
         env=environment() | {"DVC_STAGE": f"train@{EXPERIMENT}"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert finished.returncode == 1
     assert finished.stderr == f"train@{EXPERIMENT}: dvc started this stage and is gone already; nothing was trained\n"
@@ -161,12 +152,11 @@ def test_training_killed_at_random_moments_gives_the_same_outcomes(
 ) -> None:
     """Kills all processes, the parent or a slot, between epochs, at startup or while files are written."""
     random_ = random.Random(devices)
-    victims: Counter[str] = Counter()
     for attempt in range(10):
         project = make_project(tmp_path / str(attempt), epochs=40)
         for _ in range(20):
             process = start_training(project, "--device", devices)
-            victims[kill_sometime(process, project, random_, *pace)] += 1
+            kill_sometime(process, project, random_, *pace)
             assert process.returncode != 1, "killed or finished, but never failed"
             if process.returncode == 0:
                 break
@@ -174,31 +164,12 @@ def test_training_killed_at_random_moments_gives_the_same_outcomes(
         assert outcomes(project) == undisturbed
         works = RunStore(project / "data" / "store").scratch.list_works()
         assert not [work for work in works if not work.startswith(PREFIX)], "nothing is unfinished"
-        report_kills(attempt + 1, victims, slots=len(devices.split(",")))
-
-
-def report_kills(trainings: int, victims: Counter[str], *, slots: int) -> None:
-    """Write the report after each training, so that it survives if the soak is interrupted."""
-    write_soak_report(
-        f"killed-trainings-{slots}",
-        {
-            "what": "kill -9 of trainings at random moments, each then started again until it ends",
-            "slots": slots,
-            "trainings": trainings,
-            "kills": {who: times for who, times in sorted(victims.items()) if who != "nobody"},
-            "ended before the kill": victims["nobody"],
-            "outcome": "histories and weights bitwise those of an undisturbed training, nothing trained on",
-        },
-    )
 
 
 def kill_sometime(
     process: subprocess.Popen[str], project: Path, random_: random.Random, whole: float, working: float
-) -> str:
-    """Kill some of the training's processes within its `whole` or `working` seconds, and check that all are gone.
-
-    Return what was killed, if anything.
-    """
+) -> None:
+    """Kill some of the training's processes within its `whole` or `working` seconds, and check that all are gone."""
     started = time.time()
     if random_.random() < 0.7:  # well into its work, because most of the time before is imports
         wait_until(lambda: process.poll() is not None or any(changed_since(started, project)), seconds=400)
@@ -220,8 +191,6 @@ def kill_sometime(
         else:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return victim
-    return "nobody"
 
 
 def changed_since(moment: float, project: Path) -> Iterator[Path]:

@@ -16,7 +16,7 @@ from stages.runs.store import RunStore, Store
 from stages.scheduling.engine import leases as leases_module
 from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost, Leases, process_identity
 from tests.polling import wait_until
-from tests.scheduling.racer import keys_of, outcome
+from tests.scheduling.racer import claim, keys_of, outcome
 
 KEY, SPEC = next(iter(keys_of(1).items()))
 ELSEWHERE, THIRD = "another-host:boot:1:2:3", "a-third-host:boot:1:2:3"
@@ -86,8 +86,7 @@ def test_owner_that_wakes_up_after_a_takeover_cannot_publish(store: Shared) -> N
 
 def test_heartbeats_keep_a_lease_beyond_its_expiry(store: Shared) -> None:
     mine, other = store.leases(ELSEWHERE), store.leases(THIRD)
-    lease = mine.claim("g")
-    assert lease is not None
+    lease = claim(mine, "g")
     with mine.kept_alive(lease) as lost:
         for _ in range(3):
             assert other.claim("g") is None
@@ -101,8 +100,7 @@ def test_heartbeats_keep_a_lease_beyond_its_expiry(store: Shared) -> None:
 def test_rest_of_a_lost_lease_is_free_after_its_expiry(store: Shared) -> None:
     """A group's second run is taken over; the new owner may also claim the first, without waiting for the loser."""
     mine, other = store.leases(ELSEWHERE), store.leases(THIRD)
-    lease = mine.claim("first", "second")
-    assert lease is not None
+    lease = claim(mine, "first", "second")
     assert taken_over(store, other, "second")
     with mine.kept_alive(lease) as lost:
         assert lost.wait(30)
@@ -125,8 +123,7 @@ def test_failed_renewal_is_reported_and_retried(
         return write(*arguments, **options)
 
     mine = store.leases(ELSEWHERE)
-    lease = mine.claim("g")
-    assert lease is not None
+    lease = claim(mine, "g")
     monkeypatch.setattr(type(store.store), "write", fail_twice)
     with mine.kept_alive(lease) as lost:
         before = store.beat("g")
@@ -142,8 +139,7 @@ def test_failed_renewal_is_reported_and_retried(
 def test_claiming_a_published_run_never_starts_an_attempt(store: Shared) -> None:
     """The first process is killed after publishing, before recording it; the second before reading the store."""
     killed, also_killed, here = (store.leases(f"machine-{number}:boot:1:2:3") for number in range(3))
-    lease = killed.claim(KEY)
-    assert lease is not None
+    lease = claim(killed, KEY)
     killed.publish(lease, KEY, outcome(KEY, SPEC, lease.tokens[0][1]))
     assert taken_over(store, also_killed, KEY) and taken_over(store, here, KEY)
     assert [(one.token, one.end) for one in here.attempts(KEY)] == [(lease.tokens[0][1], "published")]
@@ -164,8 +160,7 @@ def test_process_of_another_container_is_judged_by_its_heartbeat(store: Shared) 
 def test_owner_of_a_run_is_described_with_its_start(store: Shared) -> None:
     leases = store.leases(process_identity(os.getpid()))
     assert leases.holder("g") is None
-    lease = leases.claim("g")
-    assert lease is not None
+    lease = claim(leases, "g")
     holder = str(leases.holder("f", "g"))
     assert holder.startswith(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-')}")
     leases.release(lease)
@@ -177,8 +172,7 @@ def test_damaged_lease_record_is_replaced_and_tokens_still_increase(
     damage: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = Leases(RunStore(tmp_path))
-    lease = old.claim("g")
-    assert lease is not None
+    lease = claim(old, "g")
     (tmp_path / "leases" / "g.json").write_bytes(damage)
     healed = Leases(RunStore(tmp_path)).claim("g")
     assert healed is not None and healed.tokens[0][1] > lease.tokens[0][1]
@@ -190,20 +184,16 @@ def test_damaged_lease_record_is_replaced_and_tokens_still_increase(
 
 def test_attempts_and_their_ends_are_recorded(store: Shared) -> None:
     first, second = store.leases(ELSEWHERE), store.leases(THIRD)
-    lease = first.claim(KEY, "h")
-    assert lease is not None
+    lease = claim(first, KEY, "h")
     first.close(lease, "failed", "ValueError: no such thing", ["h"])
     assert second.claim(KEY) is None
     store.now += EXPIRY_SECONDS + 1
-    lease = second.claim(KEY)
-    assert lease is not None
+    lease = claim(second, KEY)
     second.release(lease)
-    lease = second.claim(KEY)
-    assert lease is not None
+    lease = claim(second, KEY)
     second.publish(lease, KEY, outcome(KEY, SPEC, lease.tokens[0][1]))
     second.release(lease)
-    lease = second.claim(KEY)
-    assert lease is not None
+    lease = claim(second, KEY)
     second.close(lease, None)
     assert [(one.owner, one.end, one.reason) for one in second.attempts(KEY)] == [
         (ELSEWHERE, "lost", "was not heard of for 61 s"),

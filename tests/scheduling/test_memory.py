@@ -11,12 +11,12 @@ from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import load_params
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore
-from stages.scheduling.engine.leases import Leases, describe_failure, is_out_of_memory
+from stages.scheduling.engine.leases import describe_failure, is_out_of_memory
 from stages.scheduling.planning import longest_first
 from stages.scheduling.runner import line_up
 from tests.commands.waiting import claimcheck_alone
 from tests.preloaded import python
-from tests.project import EXPERIMENT, copy_stages, edit, environment, make_project, outcomes
+from tests.project import EXPERIMENT, copy_stages, edit, ends, environment, make_project, outcomes
 
 pytestmark = pytest.mark.slow
 
@@ -48,13 +48,6 @@ def project(tmp_path: Path) -> Path:
 def train(project: Path, short: int, devices: str) -> subprocess.CompletedProcess[str]:
     env = environment() | {"PYTHONPATH": str(project), "SHORT": str(short)}
     return python("-m", "stages.train", EXPERIMENT, "--device", devices, cwd=project, env=env)
-
-
-def ends(project: Path) -> list[list[tuple[str | None, str]]]:
-    """Return how and why the attempts of each run ended."""
-    store = RunStore(project / "data" / "store")
-    leases, keys = Leases(store), [path.stem for path in store.root.glob("leases/*.json")]
-    return sorted([(one.end, one.reason) for one in leases.attempts(key)] for key in keys)
 
 
 def test_out_of_memory_run_is_retried_once_alone(project: Path, tmp_path: Path) -> None:
@@ -120,7 +113,6 @@ def three_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         lambda index: index["experiments"].update({OTHER: {"paper": "ninformer", "dataset": "mnist"}}),
     )
     monkeypatch.chdir(folder)
-    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     return folder
 
 

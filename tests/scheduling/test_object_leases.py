@@ -13,7 +13,7 @@ from stages.runs.store import Record
 from stages.scheduling.engine import leases as leases_module
 from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost, Leases
 from tests.object_server import ObjectServer
-from tests.scheduling.racer import keys_of, outcome
+from tests.scheduling.racer import claim, keys_of, outcome
 
 KEY, SPEC = next(iter(keys_of(1).items()))
 ELSEWHERE = "another-host:boot:1:2:3"
@@ -54,8 +54,7 @@ def test_owner_replaced_while_uploading_cannot_publish(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleeper, successor = Machine(store, ELSEWHERE), Machine(ObjectStore(store.address, tmp_path / "there"))
-    old = sleeper.claim(KEY)
-    assert old is not None
+    old = claim(sleeper, KEY)
     taken, upload = [], ObjectStore.upload
 
     def take_over(self: ObjectStore, files: Mapping[str, bytes]) -> object:
@@ -81,8 +80,7 @@ def test_owner_killed_between_record_and_manifest_has_published(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed, here = Machine(store, ELSEWHERE), Machine(ObjectStore(store.address, tmp_path / "there"))
-    lease = killed.claim(KEY)
-    assert lease is not None
+    lease = claim(killed, KEY)
 
     def kill(*_: object) -> None:
         raise KeyboardInterrupt
@@ -104,8 +102,7 @@ def test_owner_killed_between_record_and_manifest_has_published(
 def test_renewal_with_a_lost_response_is_ours(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store accepted it before the connection broke."""
     mine = Machine(store, ELSEWHERE)
-    lease = mine.claim("g")
-    assert lease is not None
+    lease = claim(mine, "g")
     write, sent = ObjectStore.write, []
 
     def lose(self: ObjectStore, run_key: str, record: Record, tag: str | None, files: None) -> str | None:
@@ -132,8 +129,7 @@ def test_temporarily_unavailable_store_loses_no_lease(
 ) -> None:
     monkeypatch.setattr(leases_module, "HEARTBEAT_SECONDS", 0.05)
     mine = Machine(store, ELSEWHERE)
-    lease = mine.claim(KEY)
-    assert lease is not None
+    lease = claim(mine, KEY)
     with mine.kept_alive(lease) as lost:
         object_server.down()
         assert not lost.wait(0.5)

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(make_project(tmp_path / "project", epochs=3))
-    monkeypatch.delenv("CLAIMCHECK_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "project"
 

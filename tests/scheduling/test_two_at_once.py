@@ -9,21 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stages.runs.store import RunStore
-from stages.scheduling.engine.leases import Leases
-from tests.checkout import make_checkout
-from tests.cluster.nodes import wait_for
-from tests.cluster.runs import saved_states
-from tests.project import environment, make_project, outcomes, start_training, train
+from tests.checkout import make_checkout, variables
+from tests.polling import wait_until
+from tests.project import ends, make_project, outcomes, saved_states, start_training, train
 
 pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(600)]
-
-
-def ends(project: Path) -> list[list[tuple[str | None, str]]]:
-    """Return how and why the attempts of each run ended."""
-    store = RunStore(project / "data" / "store")
-    leases = Leases(store)
-    return sorted([(one.end, one.reason) for one in leases.attempts(key)] for key in store.run_keys())
 
 
 def test_second_runner_waits_for_the_first_and_takes_over_if_it_is_killed(tmp_path: Path) -> None:
@@ -31,7 +21,7 @@ def test_second_runner_waits_for_the_first_and_takes_over_if_it_is_killed(tmp_pa
     train(undisturbed)
     project = make_project(tmp_path / "project", epochs=40)
     first = start_training(project)
-    wait_for(lambda: saved_states(project))
+    wait_until(lambda: saved_states(project))
     first.send_signal(signal.SIGSTOP)  # it holds its run for as long as this takes
     second = start_training(project)
     assert second.stdout is not None
@@ -50,7 +40,7 @@ def start_repro(checkout: Path, *command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", *command],
         cwd=checkout,
-        env=environment() | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        env=variables(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -70,7 +60,7 @@ def is_gone(group: int) -> bool:
 def test_second_repro_names_the_first_and_a_kill_frees_the_next(tmp_path: Path) -> None:
     checkout = make_checkout(tmp_path / "checkout", epochs=40)
     first = start_repro(checkout, "stages.cli", "repro")
-    wait_for(lambda: saved_states(checkout))
+    wait_until(lambda: saved_states(checkout))
     os.killpg(first.pid, signal.SIGSTOP)
     said, _ = start_repro(checkout, "stages.cli", "repro").communicate(timeout=120)
     assert said == (
@@ -82,7 +72,7 @@ def test_second_repro_names_the_first_and_a_kill_frees_the_next(tmp_path: Path) 
     assert "is busy, it is being blocked by" in by_hand and "(PID" in by_hand, "DVC's own message says the same"
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
-    wait_for(lambda: is_gone(first.pid), 60)  # DVC considers a lock's process alive until it has been reaped
+    wait_until(lambda: is_gone(first.pid), 60)  # DVC considers a lock's process alive until it has been reaped
     third = start_repro(checkout, "stages.cli", "repro")
     output, _ = third.communicate(timeout=300)
     assert third.returncode == 0, output

@@ -12,6 +12,7 @@ from stages.scheduling.engine.groups import Event, Group
 from stages.scheduling.engine.leases import EXPIRY_SECONDS, Leases, process_identity
 from stages.scheduling.journal import PREFIX, Journal, ProgressRow, Watched, left_to_train, read_sessions, watch
 from tests.project import bare_spec
+from tests.scheduling.racer import claim
 
 PRICES = {"cpu": 0.36}
 PROGRESS = {"epoch": 1, "epochs": 4, "step": 25, "total_steps": 100, "samples_per_second": 50.0, "scores": {}}
@@ -45,10 +46,8 @@ def only_row(watched: Watched) -> ProgressRow:
 
 
 def test_summary_has_states_speed_costs_and_remaining_time(store: RunStore, now: list[float]) -> None:
-    leases = Leases(store)
     with journal(store) as written:
-        lease = leases.claim(*GROUPS[0].run_keys)
-        assert lease is not None
+        claim(Leases(store), *GROUPS[0].run_keys)
         written.report(Event(kind="started", label="a x.0", device="cpu"))
         now[0] += 100
         written.report(Event(kind="progress", label="a x.0", progress=PROGRESS))

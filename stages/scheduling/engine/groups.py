@@ -12,14 +12,15 @@ import importlib.util
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from stages.faults import Mistake
 from stages.run import Replicate, RunSpec, steps_per_epoch, training_counts
-from stages.runs.store import Specs, Store, begun_stacks
+from stages.runs.store import STATE, Specs, Store, begun_stacks, stack_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,12 @@ class Group:
     def stacked(self) -> int:
         """Number of runs that share a step."""
         return len(self.specs) if self.is_stack else 1
+
+    @property
+    def states(self) -> list[str]:
+        """Names in the scratch of the states from which its trainings resume."""
+        stack = [stack_id(self.specs)] if self.is_stack else []
+        return [f"{work}/{STATE}" for work in (*self.run_keys, *stack)]
 
     def is_published(self, store: Store) -> bool:
         return all(store.has(run_key) for run_key in self.run_keys)
@@ -66,6 +73,19 @@ class Event:
 
 
 Report = Callable[[Event], None]
+_WORKER = "stages.worker"
+
+
+def trainings_of(group: Group, published: Collection[str], device: str) -> list[tuple[Specs, Callable[..., Any]]]:
+    """Return the runs and the function of each training that a group needs, and load torch.
+
+    It is one of the whole stack or, if a stack isn't faster on the device, one for each run that isn't `published`.
+    """
+    worker = importlib.import_module(_WORKER)  # a parent with nothing to train never needs it
+    jobs = [worker.Job(spec=spec, data=group.data, device=device) for spec in group.specs]
+    if group.is_stack and worker.can_stack(device):
+        return [(group.specs, partial(worker.train_stack, jobs, published=published))]
+    return [((job.spec,), partial(worker.train_run, job)) for job in jobs if job.spec.run_key not in published]
 
 
 class TrainingsKilled(Mistake, RuntimeError):

@@ -23,22 +23,18 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
 
 from stages.faults import FAULTS, describe_fault
-from stages.runs.store import Record, Store, find_fault, next_token
+from stages.runs.store import Attempt, End, Record, Store, digests_of, find_fault, next_token
 from stages.scheduling.engine.groups import Event, Group, Report
 
 EXPIRY_SECONDS = 60.0
 HEARTBEAT_SECONDS = 10.0
 _MOST_ATTEMPTS = 100
 """Maximum number of attempts that a record keeps; older ones are dropped."""
-
-End = Literal["published", "stopped", "failed", "memory", "lost"]
-"""How an attempt ended: `stopped` on request, `memory` if that ran out, `lost` if its owner died."""
 
 
 class LeaseLost(RuntimeError):
@@ -71,23 +67,6 @@ class Holder:
     def __str__(self) -> str:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
         return f"{owner_in_words(self.owner)} since {began}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """One attempt to train a run: its owner, start and end by the owner's clock (seconds since 1970), and how it ended.
-
-    `end` is None while the run trains, or until its owner is found to be gone.  Claiming a run that already has an
-    outcome, which happens in an unfinished group, isn't an attempt.
-    """
-
-    run_key: str
-    token: int
-    owner: str
-    began: float
-    ended: float | None = None
-    end: End | None = None
-    reason: str = ""
 
 
 def owner_in_words(owner: str) -> str:
@@ -140,12 +119,10 @@ class Leases:
             reason = self._why_gone(run_key, record.owner, tag)
             if reason is None:
                 return None
-            attempts = [
-                one if one["end"] else {**one, "end": "lost", "ended": now, "reason": reason} for one in attempts
-            ]
+            attempts = [one if one.end else replace(one, end="lost", ended=now, reason=reason) for one in attempts]
         token = next_token(record)
         if not record.is_published:
-            attempts.append(asdict(Attempt(run_key=run_key, token=token, owner=self.owner, began=now)))
+            attempts.append(Attempt(run_key=run_key, token=token, owner=self.owner, began=now))
         mine = replace(
             record,
             token=token,
@@ -185,7 +162,7 @@ class Leases:
     def attempts(self, run_key: str) -> list[Attempt]:
         """List the attempts to train a run, earliest first."""
         record, _ = self.store.read(run_key)
-        return [Attempt(**one) for one in record.attempts]
+        return list(record.attempts)
 
     def publish(self, lease: Lease, run_key: str, files: Mapping[str, bytes]) -> Path:
         """Publish an outcome as the holder of the newest token, and close the attempt.
@@ -193,16 +170,20 @@ class Leases:
         Raises:
             LeaseLost: another process has taken over the run.
         """
-        token = dict(lease.tokens)[run_key]
+        token, digests = dict(lease.tokens)[run_key], digests_of(files)
 
-        def change(edit: Callable[[Record], Record], files: Mapping[str, bytes] | None = None) -> Record:
-            def edit_and_close(mine: Record) -> Record:
-                new = edit(mine)
-                return self._ended(new, "published") if new.is_published else new
+        def announce(mine: Record) -> Record:
+            return self._ended(mine, "published") if mine.is_published else replace(mine, files=digests)
 
-            return self._change(run_key, token, edit_and_close, files)
+        def finish(mine: Record) -> Record:
+            return self._ended(replace(mine, is_published=True), "published")
 
-        return self.store.publish_leased(run_key, files, change)
+        # named before they are written, so that `claimcheck gc` doesn't remove them
+        record = self._change(run_key, token, announce)
+        if not record.is_published:
+            self.store.upload(files)
+            record = self._change(run_key, token, finish, files)
+        return self.store.finish(run_key, record, files)
 
     def close(self, lease: Lease, end: End | None, reason: str = "", run_keys: Collection[str] | None = None) -> None:
         """Record how the lease's open attempts (at `run_keys`, or all) ended; with None, delete them as never made."""
@@ -225,12 +206,12 @@ class Leases:
                     self._held.pop(run_key, None)
 
     def _ended(self, record: Record, end: End | None, reason: str = "") -> Record:
-        kept: list[Mapping[str, Any]] = []
+        kept = list[Attempt]()
         for attempt in record.attempts:
-            if attempt["token"] != record.token or attempt["end"] is not None:
+            if attempt.token != record.token or attempt.end is not None:
                 kept.append(attempt)
             elif end is not None:
-                kept.append({**attempt, "end": end, "ended": self._clock(), "reason": reason})
+                kept.append(replace(attempt, end=end, ended=self._clock(), reason=reason))
         return replace(record, attempts=tuple(kept))
 
     def _change(

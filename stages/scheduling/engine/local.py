@@ -20,9 +20,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from stages.faults import FAULTS, describe_fault
-from stages.orphans import exit_as_orphan, exit_when_gone
 from stages.runs.store import Store, home
-from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled
+from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled, trainings_of
 from stages.scheduling.engine.leases import (
     Lease,
     LeaseLost,
@@ -117,22 +116,17 @@ class Slot:
 
         If a stack isn't faster on the device, its runs are trained one after another.
         """
-        worker = importlib.import_module(_WORKER)  # loads torch, which a parent with nothing to train never needs
         published = [run_key for run_key in group.run_keys if self.store.has(run_key)]
-        missing = [spec for spec in group.specs if spec.run_key not in published]
-        is_stack = group.is_stack and worker.can_stack(self.device)
+        trainings = trainings_of(group, published, self.device)
+        worker = importlib.import_module(_WORKER)
         in_use = self.device
         with suppress(ValueError):  # no such device, which the training will report
             in_use = str(worker.pick_device(self.device))
         event = partial(Event, label=group.label)
-        self.report(event(kind="started", runs=len(group.specs) if is_stack else 1, device=in_use))
-        for specs in [group.specs] if is_stack else [(spec,) for spec in missing]:
+        self.report(event(kind="started", runs=max((len(specs) for specs, _ in trainings), default=1), device=in_use))
+        for specs, train in trainings:
             if self.should_stop():
                 return True
-            jobs = [worker.Job(spec=spec, data=group.data, device=self.device) for spec in specs]
-            train = partial(worker.train_stack, jobs, published=published)
-            if not is_stack:
-                train = partial(worker.train_run, *jobs)
             keys = [spec.run_key for spec in specs]
             try:
                 trained = train(
@@ -269,6 +263,8 @@ def _slot_process(
     ended: MutableSequence[int],
     is_alone: bool,
 ) -> None:
+    from stages.orphans import exit_as_orphan, exit_when_gone  # needs psutil, which one slot doesn't
+
     exit_when_gone([parent])
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

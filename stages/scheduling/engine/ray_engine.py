@@ -18,9 +18,9 @@ from typing import Any
 
 from stages.faults import describe_fault
 from stages.runs.object_store import ObjectStore
-from stages.runs.store import STATE, RunStore, Store, stack_id
+from stages.runs.store import End, RunStore, Store
 from stages.scheduling.engine.groups import EngineError, Event, Group, Report, TrainingsKilled
-from stages.scheduling.engine.leases import End, Lease, LeaseLost, Leases, check, claim_group, describe_failure, publish
+from stages.scheduling.engine.leases import Lease, LeaseLost, Leases, check, claim_group, describe_failure, publish
 from stages.scheduling.engine.ray_bridge import LOST, SHORT_OF_MEMORY, Cluster, Resources, Shares
 from stages.scheduling.engine.ray_task import TaskRequest
 
@@ -201,8 +201,7 @@ class _Engine:
         task = _Task(self.number, group, lease, lease_lost, kept_alive, group.label in self.alone)
         self.tasks[task.number] = task
         share, task.device, threads = self.shares.of(nodes, is_alone=task.is_alone)
-        works = [*group.run_keys, *([stack_id(group.specs)] if group.is_stack else [])]
-        names = [f"{work}/{STATE}" for work in works] if isinstance(self.store, RunStore) else []
+        names = group.states if isinstance(self.store, RunStore) else []
         states = {name: self.store.scratch.load(name) for name in names}
         request = TaskRequest(
             group=replace(group, data=group.data.absolute()),

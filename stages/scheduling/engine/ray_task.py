@@ -17,8 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,7 +30,7 @@ from stages.faults import on_signal
 from stages.runs.fingerprint import changed_modules
 from stages.runs.object_store import ObjectStore, StoreFault
 from stages.runs.store import FolderScratch, Scratch, locked
-from stages.scheduling.engine.groups import Group
+from stages.scheduling.engine.groups import Group, trainings_of
 from stages.scheduling.engine.leases import describe_failure
 
 _WORKER = "stages.worker"
@@ -101,20 +101,15 @@ def _train(request: TaskRequest, send: Send, progress: _Progress, packed: Packed
     data = place(group.data, group.specs[0].data_digest, packed)
     torch = importlib.import_module("torch")
     torch.set_num_threads(request.threads)
-    worker = importlib.import_module(_WORKER)
-    is_stack = group.is_stack and worker.can_stack(device)
-    send("started", len(group.specs) if is_stack else 1)
-    missing = [spec for spec in group.specs if spec.run_key not in request.published]
-    for specs in [group.specs] if is_stack else [(spec,) for spec in missing]:
-        jobs = [worker.Job(spec=spec, data=data, device=device) for spec in specs]
+    trainings = trainings_of(replace(group, data=data), request.published, device)
+    send("started", max((len(specs) for specs, _ in trainings), default=1))
+    stopped_by = importlib.import_module(_WORKER).TrainingStopped
+    for specs, train in trainings:
         keys = [spec.run_key for spec in specs]
-        train = partial(worker.train_stack, jobs, published=request.published)
-        if not is_stack:
-            train = partial(worker.train_run, *jobs)
         try:
             with _scratch(request, progress) as scratch:
                 trained = train(scratch=scratch, progress=progress, should_stop=stop.is_set)
-        except worker.TrainingStopped as stopped:
+        except stopped_by as stopped:
             send("stopped", keys, str(stopped))
             return
         except SubmitterGone:
