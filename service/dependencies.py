@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from starlette.types import Receive
 
 from service.database import queries
-from service.database.comparing import Comparisons, Question
+from service.database.comparing import Comparisons
 from service.http.caching import KnownAnswer, tag_answer
 from service.http.downloads import Exports
 from service.http.errors import Problem
@@ -29,7 +29,7 @@ from service.pages.citing import Project
 from service.pages.searching import ClaimIndex
 from service.settings import Settings
 from service.slots import SessionPool
-from stages.results import ExperimentComparison
+from stages.results import ExperimentComparison, Question
 
 LOOK_SECONDS = 0.05
 """Most answers are faster, and watching a client costs as much as reading its form."""

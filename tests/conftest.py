@@ -45,7 +45,7 @@ LONG = (
     *("test_gpu_campaign", "test_memory", "test_triton", "test_cli", "test_stack", "test_published_pages"),
     *("test_tunnel", "test_all_trained", "test_loop", "test_contributing", "test_deploy", "test_silent_database"),
     *("test_gpu_check", "test_asking", "test_notebook", "test_refusals", "test_workers", "test_evaluate"),
-    *("test_proposal", "test_power_of_others", "test_faults", "test_access", "test_batching", "test_imported"),
+    *("test_proposal", "test_power", "test_faults", "test_access", "test_batching", "test_imported"),
 )
 
 

@@ -23,6 +23,7 @@ from stages.results import (
     ArmRow,
     Claim,
     ExperimentComparison,
+    Question,
     Result,
     ResultsUnavailable,
     UnknownDataset,
@@ -42,7 +43,7 @@ from stages.results.comparison import t_interval
 from stages.results.estimates import cut_of_all, cut_of_each
 from stages.run import RunSpec
 from stages.runs.evidence import EvidenceLine, ResultLine, read_lines, write_lines
-from stages.verdicts import ARM_METRICS, min_over_epochs, window_error
+from stages.verdicts import min_over_epochs, window_error
 from stages.verdicts.intervals import wilson
 from tests.claims.lines import claims, copy_project, params, publish, results
 from tests.service.results_factory import add_results, make_root
@@ -57,7 +58,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def only(root: Path, **filters: str):
     with open_results(str(root / "data" / "results.db"))() as session:
-        (comparison,) = compare(session, **filters)
+        (comparison,) = compare(session, Question(**filters))
     return comparison
 
 
@@ -226,7 +227,7 @@ def test_unknown_name_lists_the_known_ones(
     root: Path, filters: dict[str, str], error: type[Exception], choices: str
 ) -> None:
     with open_results(str(root / "data" / "results.db"))() as session, pytest.raises(error, match=choices):
-        compare(session, **filters)
+        compare(session, Question(**filters))
 
 
 def test_sessions_are_read_only(root: Path) -> None:
@@ -311,10 +312,10 @@ def test_each_proposed_arm_is_compared_with_its_own_baseline() -> None:
     first, second = pair_gains(ERROR, unjudged(behind), ARMS)
     assert (first.arm, first.against, second.arm, second.against) == ("a", "x", "b", "y"), "one value has no spread"
     interval = stats.ttest_ind(worse, better, equal_var=False).confidence_interval(0.95)
-    assert (first.gain, first.low, first.high, first.n) == pytest.approx((0.3, interval.low, interval.high, 3))
-    assert second.gain == pytest.approx(-0.3)
+    assert (first.value, first.low, first.high, first.n) == pytest.approx((0.3, interval.low, interval.high, 3))
+    assert second.value == pytest.approx(-0.3)
     accuracy = Claim(id="gain", kind="difference", better="higher")
-    assert pair_gains(accuracy, unjudged(behind), ARMS)[0].gain == pytest.approx(-0.3)
+    assert pair_gains(accuracy, unjudged(behind), ARMS)[0].value == pytest.approx(-0.3)
 
 
 def test_folds_are_compared_pairwise() -> None:
@@ -333,7 +334,7 @@ def test_gains_use_only_replicates_of_complete_analyses() -> None:
     sides = (("proposed", "a", 0.1), ("proposed", "b", 0.1), ("baseline", "x", 0.3), ("baseline", "y", 0.3))
     behind = [run for side, arm, level in sides for run in runs(side, arm, [level, level + 0.02, level + 0.01, 0.9])]
     first, _ = pair_gains(ERROR, VerdictRow(n=3, confidence=0.99, runs=behind), ARMS)
-    assert (first.n, first.gain) == (3, pytest.approx(0.2))
+    assert (first.n, first.value) == (3, pytest.approx(0.2))
 
 
 def test_count_of_orders_has_no_gain() -> None:
@@ -373,7 +374,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
 
 
 def of(session: Session, experiment: str, **asked: str) -> ExperimentComparison:
-    return next(item for item in compare(session, **asked) if item.experiment == experiment)  # type: ignore[arg-type]
+    return next(item for item in compare(session, Question(**asked)) if item.experiment == experiment)  # type: ignore[arg-type]
 
 
 def test_default_metric_is_that_of_the_printed_values(session: Session) -> None:
@@ -446,7 +447,7 @@ def test_single_fold_has_a_lowest_error_without_standard_error(session: Session)
 
 def test_arms_without_the_metric_have_a_reason(session: Session) -> None:
     reasons = defaultdict(set)
-    for item in compare(session, dataset="cifar100", metric="window_error"):
+    for item in compare(session, Question(dataset="cifar100", metric="window_error")):
         for arm in item.arms:
             reasons[item.experiment].add(arm.reason if arm.ours is None else "ours")
     assert reasons["dac-resnet-cifar100"] == {"ours", "not trained under the conditions that are shown"}
@@ -475,10 +476,6 @@ def test_csv_has_both_errors_the_epoch_and_the_reason(session: Session) -> None:
         "0.0022",
     )
     assert float(gain["gain.ours.low"]) < float(gain["gain.ours.value"]) < float(gain["gain.ours.high"])
-
-
-def test_arm_level_metrics_are_those_of_the_verdicts() -> None:
-    assert tuple(info.name for info in METRICS.values() if info.of_arm) == ARM_METRICS
 
 
 def test_verdict_and_comparison_have_the_same_number(session: Session) -> None:

@@ -9,7 +9,29 @@ from pydantic import AliasPath, Field, model_validator
 
 from service.database.curves import ObservedPointOut
 from service.database.schemas import Out, RegistrationOut
-from stages.results import WORD_OF, ClaimRecord, Family, JudgedClaim, PairGain, Standing, Status, Versus, Word
+from stages.results import (
+    NOT_OF_SIZE,
+    WORD_OF,
+    Claim,
+    ClaimChange,
+    ClaimRecord,
+    Counts,
+    DeviationRow,
+    Discoveries,
+    Family,
+    ImagePair,
+    JudgedClaim,
+    Outlook,
+    Power,
+    Scope,
+    Standing,
+    Status,
+    Verdict,
+    VerdictArm,
+    VerdictRow,
+    Versus,
+    Word,
+)
 
 
 class MeasuredOut(Out):
@@ -25,18 +47,6 @@ class MeasuredOut(Out):
     def _without_interval(cls, value: Any) -> Any:
         """Accept a bare number, as findings and readings have it."""
         return {"value": value, "low": None, "high": None, "n": None} if isinstance(value, float | int) else value
-
-
-class GainOut(Out):
-    """Answer with `ours`: the gain of a row and its interval."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_ours(cls, row: Any) -> Any:
-        if not isinstance(row, PairGain | Family):
-            return row
-        ours = {"value": row.gain, "low": row.low, "high": row.high, "n": getattr(row, "n", None)}
-        return {**vars(row), "ours": None if row.gain is None else ours}
 
 
 class ReadingOut(Out):
@@ -66,62 +76,27 @@ class StretchOut(Out):
     status: Status
 
 
-class SizeOut(Out):
+class SizeOut(Out, of=Verdict, without=NOT_OF_SIZE):
     """Verdict on the size of a difference, apart from its sign: our gain − the paper's."""
 
-    status: Status
-    explanation: str
-    estimate: float | None
-    low: float | None
-    high: float | None
-    confidence: float | None
-    margin: float | None
-    n: int
-    replicates_expected: int | None
     by_margin: list[StretchOut] = Field(description="verdict under other margins; empty if always the same")
     posterior: float | None = Field(description="chance that the true difference is within the margin (flat prior)")
 
 
-class PowerOut(Out):
+class PowerOut(Out, of=Power):
     """The power of a claim's plan: the chance of each verdict, known before training."""
 
-    planned: int = Field(description="replicates")
-    spread: float | None = Field(
-        description="standard deviation of one replicate or, for a gain, one difference; null if unknown"
-    )
     spread_source: str | None = Field(
         examples=["printed"], description="measured, printed or assumed", validation_alias="source"
     )
-    reproduced: float | None = Field(description="chance if the paper is right; for a gain, of its size")
-    not_reproduced: float | None = Field(
-        description="chance if the truth is two margins away; for comparable arms, chance of reversed if one is worse "
-        "by twice what the paper calls comparable"
-    )
-    supported: float | None = Field(description="chance if the gain is as printed, or comparable arms are equal")
-    supported_at_half: float | None = Field(description="chance if the gain is half the printed one")
-    needed: int | None = Field(
-        description="replicates for an 80 % chance of supported (gains) or reproduced; never fewer than planned"
-    )
-    needed_for_size: int | None = Field(
-        description="replicates for an 80 % chance of reproducing the size; null if none"
-    )
-    can_reproduce: bool = Field(description="false if no number of replicates can reproduce it")
-    margin: float | None = Field(description="margin of the printed number, or of a gain's size")
-    paper_error: float | None = Field(description="standard error of the paper's number, printed or computed")
-    most: float | None = Field(description="highest chance of reproduced with any number of replicates")
-    explanation: str
 
 
-class ScopeOut(Out):
+class ScopeOut(Out, of=Scope):
     """The part of a grid that a verdict covers."""
 
-    pairs: int = Field(description="pairs of models that ran")
-    planned_pairs: int | None = Field(description="pairs of the whole grid; null if results determine the pairs")
     factor: str | None = Field(examples=["depth"], description="varied factor, if whole slices of the grid ran")
     ran: list[Any] = Field(examples=[[5, 8]], description="levels that ran")
     missing: list[Any] = Field(examples=[[6, 11, 16]], description="levels that didn't run")
-    models: int | None = Field(description="models of the grid that ran, if results determine the pairs")
-    planned_models: int | None
 
 
 class ClaimCostOut(Out):
@@ -151,92 +126,45 @@ class VariantOut(Out):
         return row | {"ours": {"value": row["ours"], "low": row["low"], "high": row["high"], "n": None}}
 
 
-class ChangeOut(Out):
+class ChangeOut(Out, of=ClaimChange, without=("claim", "position")):
     """A change to a claim's row, or to the rules or code that judge it."""
 
     date: str = Field(examples=["2026-11-22"])
     part: str = Field(description="claim (its row), rules (their numbers), rule or code", validation_alias="subject")
     changed: dict[str, tuple[str | float | None, str | float | None]] = Field(description="old and new value by column")
-    after_evidence: bool = Field(description="true if results of its experiments had been published")
-    alters: bool = Field(description="true if it changed a rule, a metric, a statement or a verdict")
-    seen: int | None = Field(description="for a rule: number of the claim's results (or pairs) seen before it")
-    why: str
 
 
-class VerdictOut(Out):
+OF_COST = ("device_seconds", "flops", "peak_memory_bytes", "energy_joules", "usd")
+
+
+class VerdictOut(Out, of=VerdictRow, without=("claim", "labs", "pooled", *OF_COST)):
     """The verdict on a claim."""
 
     status: Status = Field(examples=["reproduced"])
     word: Word = Field(description="the status in one of four words, as on the pages: holds, fails, open, not tested")
-    explanation: str = Field(description="the verdict in words, with its numbers, or why there is none")
     basis: str = Field(examples=["results"], description="results, finding, params or none")
     standing: Standing = Field(description="decided, open (judged without a decision), waiting, untestable or setting")
     unit: str | None = Field(description="unit of `estimate`, its interval, `margin` and `by_margin`; null if none")
-    is_decidable: bool = Field(description="true if the claim can be decided here, now or later; badges count these")
     ours: MeasuredOut | None = Field(description="our number, in the claim's unit")
-    estimate: float | None = Field(description="ours − paper, or proposed − baseline (positive is better)")
-    low: float | None = Field(description="interval of the estimate at `confidence`")
-    high: float | None
     confidence: float | None = Field(examples=[0.96])
-    margin: float | None = Field(description="largest difference that counts as equal")
-    n: int = Field(description="replicates judged, including diverged ones")
-    n_diverged: int
-    replicates_expected: int | None = Field(description="replicates at which the present estimate would decide")
-    p_value: float | None = Field(description="two-sided, not adjusted for other claims")
     size: SizeOut | None
-    prediction_low: float | None = Field(description="lower end of the interval predicted for the paper's own rerun")
-    prediction_high: float | None = Field(description="upper end of that interval, in the claim's unit")
     prediction_confidence: float | None = Field(examples=[0.95])
-    is_predicted: bool | None = Field(description="true if the paper's number lies in it")
     power: PowerOut | None
     scope: ScopeOut | None = Field(description="null for a whole grid, and without a grid")
-    seen_before_rule: int | None = Field(
-        description="results (or pairs) seen before its rule was written; null if none"
-    )
     registration: RegistrationOut | None = Field(description="null if no trained model was judged")
-    false_discovery_rate: float | None = Field(
-        description="q-value (Benjamini, Hochberg 1995): expected share of wrong decisions among the paper's claims on "
-        "a sign with at most this p-value; null without a p-value"
-    )
     by_margin: list[StretchOut] = Field(description="verdict under other margins; empty if always the same")
-    posterior: float | None = Field(
-        description="chance (flat prior) that the truth is within the margin or, for an order, that the gain has the "
-        "claimed sign; decides nothing"
-    )
-    rules: str = Field(description="sha256 of the numbers of the rules in params.yaml")
-    digest: str = Field(description="sha256 of rules, the claim's row with its metric, judging code, and finding")
     variants: list[VariantOut] = Field(description="verdicts under other defensible metrics")
     cost: ClaimCostOut
 
 
-class ClaimOut(Out):
+class ClaimOut(Out, of=Claim, without=("position",)):
     """A statement of a paper, with its verdict."""
 
     id: str = Field(examples=["ninformer.table2.c100.vit"])
     title: str = Field(description="the claim as a sentence")
-    paper: str
-    place: str
     experiment: str | None = Field(description="experiment, or a pattern with *")
     experiments: list[str] = Field(description="names of all matching experiments")
     datasets: list[str]
-    arm: str | None
-    metric: str
-    kind: str
-    value: float | None
-    unit: str | None
-    precision: float | None
-    stderr: float | None
-    n: int | None
-    baseline_arm: str | None
-    better: str | None
-    note: str | None
-    high: float | None = Field(description="end of a range")
-    trials: int | None = Field(description="total of which `value` is counted")
-    factor: str | None = Field(description="factor over whose levels a gain is uniform")
-    family: str | None = Field(description="family of claims judged together")
-    statement: str | None = Field(description="the claim's words, if it has no number")
-    reason: str | None = Field(description="why it can't be tested here")
-    reading: str | None = Field(description="our reading of an unclear text; a result can't refute the claim")
     finding: FindingOut | None
     verdict: VerdictOut
 
@@ -256,24 +184,15 @@ class VerdictRunOut(Out):
     changed_code: list[str]
 
 
-class VerdictArmOut(Out):
+class VerdictArmOut(Out, of=VerdictArm, without=("claim", "position")):
     """An arm of a claim whose metric chooses one epoch for all folds together (DAC, Appendix B)."""
 
-    experiment: str
-    arm: str
-    role: str
-    n: int = Field(description="folds")
-    value: float = Field(description="in the claim's metric, at the chosen epoch")
-    stderr: float = Field(description="as the paper computes it")
-    low: float = Field(description="95 % interval of the mean, including the choice of the epoch")
-    high: float
     epoch: int = Field(examples=[187], description="chosen epoch, from 1; the middle one of a window")
     epochs: int = Field(examples=[256])
     flops_per_image: float | None = Field(description="FLOPs of one forward pass", validation_alias="flops")
-    parameters: float | None
 
 
-class PairOut(GainOut):
+class PairOut(Out):
     """One pair of a grid: the gain of the proposed arm (positive is better), with its 95 % interval."""
 
     experiment: str
@@ -282,34 +201,20 @@ class PairOut(GainOut):
     ours: MeasuredOut = Field(description="in the claim's unit; `n` is that of the arm with fewer replicates")
 
 
-class DeviationOut(Out):
+class DeviationOut(Out, of=DeviationRow, without=("position", "explains", "tested_by", "in_titles")):
     """A recorded difference between what the paper says and what we ran."""
 
     id: str = Field(examples=["ninformer.dropout"])
-    paper: str
-    subject: str
-    says: str = Field(description="what the paper says")
     authors_code: str | None = Field(description="what its authors' public code does", validation_alias="code")
     done: str = Field(description="what we do", validation_alias="ours")
-    why: str | None
-    departs: bool = Field(description="true if we differ from the paper or, if it is silent, from its authors' code")
 
 
-class FamilyOut(GainOut):
+class FamilyOut(Out, of=Family, without=("position", "gain", "low", "high")):
     """Summary of a table: the mean gain of its orders."""
 
     name: str = Field(examples=["ninformer.table2"])
-    paper: str
-    text: str
     status: str = Field(description="supported: the interval of the gain is on the printed side of 0")
     ours: MeasuredOut | None = Field(description="mean gain (positive is better), with its interval at `confidence`")
-    confidence: float | None
-    tau: float | None = Field(description="standard deviation between orders beyond chance")
-    p_heterogeneity: float | None = Field(description="p-value for orders that don't differ")
-    i2: float | None = Field(description="share of the variance between orders that is tau²")
-    ahead: int = Field(description="tested orders with a gain above 0")
-    tested: int
-    orders: int
 
 
 class LabOut(Out):
@@ -387,36 +292,20 @@ def _ours(judged: JudgedClaim) -> MeasuredOut | None:
     return MeasuredOut(value=verdict.ours, low=ends[0], high=ends[1], n=verdict.n or None)
 
 
-class CountsOut(Out):
+class CountsOut(Out, of=Counts):
     """Verdicts of claims that can be decided here, now or later."""
 
-    decidable: int
     in_favour: int = Field(description="reproduced, supported or holds, also under one reading only")
     plainly: int = Field(description="those in favour that don't depend on the reading")
-    under_reading: int = Field(description="those in favour that depend on the reading")
     opposed: int = Field(validation_alias="against", description="not reproduced, reversed, fails, contradicted")
-    open: int = Field(description="evidence doesn't decide yet")
-    waiting: int = Field(description="not run yet")
 
 
-class OutlookOut(Out):
+class OutlookOut(Out, of=Outlook):
     """Chances of the waiting claims, by the power of the planned trainings."""
 
-    waiting: int = Field(description="claims waiting for training")
-    hopeless: int = Field(description="confirmed with a chance below 5 % even if the paper is right")
-    order_only: int = Field(description="claims whose order can be confirmed, but not the size of the difference")
-    unlikely: int = Field(description="of the others, confirmed with a chance below 50 % if the paper is right")
-    unknown: int = Field(description="chance unknown, because no size is printed or no spread is known")
-    assumed: int = Field(description="claims whose spread is neither measured nor printed, but assumed")
 
-
-class DiscoveriesOut(Out):
+class DiscoveriesOut(Out, of=Discoveries):
     """Decided claims of a paper that survive a false discovery rate of 5 % (Benjamini, Hochberg 1995)."""
-
-    tested: int = Field(description="claims judged by training with a p-value on a sign, including open ones")
-    decided: int = Field(description="those that are decided")
-    survive: int = Field(description="decided claims with a false discovery rate of at most 5 %")
-    without: int = Field(description="decided by training without a p-value on a sign, counted apart")
 
 
 class TallyOut(CountsOut):
@@ -454,14 +343,8 @@ class VersusSideOut(Out):
     planned: int
 
 
-class ImagePairOut(Out):
+class ImagePairOut(Out, of=ImagePair):
     """McNemar's exact test of two networks of one replicate on the same test images."""
-
-    replicate: int
-    images: int
-    a_alone: int = Field(description="images that only a's network gets right")
-    b_alone: int
-    p_value: float = Field(description="two-sided; compares these two networks, not the two models")
 
 
 class VersusOut(Out):

@@ -18,25 +18,11 @@ from stages.results import (
     Dataset,
     ExperimentComparison,
     ExperimentRow,
+    Question,
     compare,
 )
 
 MAX_REMEMBERED = 64
-Provenance = Literal["embedded", "subset", "full"]
-"""Provenance of the data behind a result: placeholder data, part of the official data, or all of it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """Arguments of `compare`, with its defaults; None means no restriction."""
-
-    dataset: str | None = None
-    paper: str | None = None
-    profile: str | None = None
-    metric: str | None = None
-    provenance: Provenance | None = None
-
-
 Answer = Callable[[Question], list[ExperimentComparison]]
 """`compare` on one session, with its cache."""
 
@@ -63,7 +49,7 @@ class Comparisons:
         with self._lock:
             if (found := self._found.get((content, question))) is not None:
                 return found
-        answer = compare(session, **vars(question))
+        answer = compare(session, question)
         with self._lock:
             self._found[content, question] = answer
         return answer

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnExpressionArgument, Select, func, select
 from sqlalchemy.orm import Session
 
 from service.database import queries
-from service.database.comparing import Answer, Question, compare_one
+from service.database.comparing import Answer, compare_one
 from service.database.schemas import CurvePointOut, Out
 from stages.results import (
     ArmRow,
@@ -22,6 +22,7 @@ from stages.results import (
     ExperimentComparison,
     JudgedClaim,
     ObservationRow,
+    Question,
     Result,
     UnknownName,
 )

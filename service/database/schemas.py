@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from stages.results import Base, Cost, Dataset, Epoch, ExperimentRow, ObservationRow
+
 
 class Out(BaseModel):
+    """An answer.  `class EpochOut(Out, of=Epoch)` has the columns of a table, or the fields of a dataclass.
+
+    They are described there: by the column's `doc`, or as `Annotated[float, "description"]`.  A field that the class
+    declares itself replaces the one that it reads; a new field follows the one declared above it.  Fields named in
+    `without` are left out.
+    """
+
     model_config = ConfigDict(from_attributes=True)
+
+    def __init_subclass__(cls, *, of: type | None = None, without: Collection[str] = (), **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if of is None:
+            return
+        hints = get_type_hints(of, include_extras=True)
+        if issubclass(of, Base):
+            fields = {one.name: (get_args(hints[one.name])[0], one.doc) for one in of.__table__.columns}
+        else:
+            fields = {
+                name: get_args(hint) if get_origin(hint) is Annotated else (hint, None) for name, hint in hints.items()
+            }
+        assert fields.keys() >= {*without}, f"{of.__name__} lacks one of {', '.join(without)}"
+        own = cls.__annotations__
+        order, at = [name for name in fields if name not in without], -1
+        for name in own:
+            read = getattr(cls.__dict__.get(name), "validation_alias", None) or name
+            if read in order:
+                at = order.index(read)
+                order[at] = name
+            else:
+                at += 1
+                order.insert(at, name)
+        described = {name: Annotated[kind, Field(description=said)] for name, (kind, said) in fields.items()}
+        cls.__annotations__ = {name: own.get(name, described.get(name)) for name in order}
 
 
 class RegistrationOut(Out):
@@ -27,18 +62,13 @@ class PaperOut(Out):
     summary: str
 
 
-class DatasetOut(Out):
+class DatasetOut(Out, of=Dataset, without=("position", "class_names")):
     name: str = Field(examples=["cifar100"])
     title: str = Field(examples=["CIFAR-100"])
     kind: str = Field(description="images, table, text, multi-label, regression or segmentation", examples=["images"])
     shape: list[int] = Field(
         description="of a sample: channels, height, width; columns; or tokens", examples=[[3, 32, 32]]
     )
-    classes: int
-    train_images: int
-    test_images: int
-    licence: str
-    homepage: str
 
 
 class SampleOut(Out):
@@ -57,12 +87,8 @@ class ArmOut(Out):
     against: str | None = Field(description="baseline arm")
 
 
-class ExperimentOut(Out):
+class ExperimentOut(Out, of=ExperimentRow, without=("position",)):
     name: str = Field(examples=["ninformer-cifar100"])
-    title: str
-    paper: str
-    dataset: str
-    protocol: dict[str, Any] = Field(description="as printed, before the profile's cuts")
     seeds: list[int]
     arms: list[ArmOut]
 
@@ -92,16 +118,7 @@ class RunOut(Out):
     metrics: list[MetricOut]
 
 
-class EpochOut(Out):
-    epoch: int
-    steps: int
-    lr: float
-    train_loss: float
-    train_accuracy: float | None
-    val_loss: float | None
-    val_accuracy: float | None
-    test_loss: float | None
-    test_accuracy: float | None
+class EpochOut(Out, of=Epoch, without=("result_id",)): ...
 
 
 class CurvePointOut(Out):
@@ -115,28 +132,14 @@ class CurvePointOut(Out):
     high: float
 
 
-class ObservedNumberOut(Out):
+class ObservedNumberOut(Out, of=ObservationRow, without=("result_id", "position")):
     """One number from inside a network."""
 
     quantity: str = Field(examples=["attention_sigma"])
-    moment: str = Field(description="start (its initial weights) or trained")
-    block: int = Field(description="from 1, as heads")
-    head: int
-    value: float | None = Field(description="null if not defined")
 
 
-class RunCostOut(Out):
-    train_seconds: float
+class RunCostOut(Out, of=Cost, without=("result_id", "train_tokens_per_second")):
     epoch_seconds: list[float]
-    samples_per_second: float
-    peak_memory_bytes: int
-    energy_joules: float | None = Field(description="energy reported by the device")
-    latency_seconds_per_sample: float | None
-    latency_batch_size: int | None
-    latency_warmup: int | None
-    latency_repeats: int | None
-    latency_device: str | None
-    latency_threads: int | None
 
 
 class ArmResultOut(RunOut):

@@ -274,7 +274,7 @@ def draw_trend(trend: Trend, titles: Mapping[str, str], claim: Claim) -> Drawing
     dots = [
         Dot(
             x=level,
-            y=pair.gain,
+            y=pair.value,
             low=pair.low,
             high=pair.high,
             text=f"{titles[pair.arm]}: {_tell_gain(pair, claim)}",
@@ -311,7 +311,7 @@ def mark_pairs(
         (
             pair,
             Mark(
-                ours=axis.at(pair.gain),
+                ours=axis.at(pair.value),
                 low=axis.at(pair.low),
                 high=axis.at(pair.high),
                 is_thin=False,
@@ -348,7 +348,7 @@ def mark_labs(record: JudgedClaim) -> tuple[Axis, list[tuple[Mapping[str, Any], 
 
 def _tell_gain(pair: PairGain, claim: Claim) -> str:
     return (
-        f"{in_terms_of(pair.gain, claim, as_precise_as(pair.low, pair.high))} ({span_of(pair.low, pair.high, claim)})"
+        f"{in_terms_of(pair.value, claim, as_precise_as(pair.low, pair.high))} ({span_of(pair.low, pair.high, claim)})"
     )
 
 

@@ -81,7 +81,7 @@ def find_trend(record: ClaimRecord, arms: Iterable[ArmRow]) -> Trend | None:
     )
     by_level: dict[float, list[float]] = defaultdict(list)
     for level, pair in pairs:
-        by_level[level].append(pair.gain)
+        by_level[level].append(pair.value)
     if len(by_level) < 2:
         return None
     gains = {level: fmean(values) for level, values in by_level.items()}
@@ -105,7 +105,7 @@ def describe_trend(trend: Trend, claim: Claim) -> str:
 def describe_other_reading(trend: Trend) -> str:
     """Count the pairs that agree if "uniform" is read as "better at every level", which we don't judge."""
     ahead = sum(pair.low > 0 for _, pair in trend.pairs)
-    better = sum(pair.gain > 0 for _, pair in trend.pairs)
+    better = sum(pair.value > 0 for _, pair in trend.pairs)
     many = f"all {len(trend.pairs)}" if better == len(trend.pairs) else f"{better} of the {len(trend.pairs)}"
     sure = f"{'each' if ahead == better else ahead} with an interval above 0"
     start = f"If “uniform” is read as “better at every {trend.factor}”, {many} trained pairs agree"

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from service.database.comparing import Answer, ComparedModel, Question, metrics_of
+from service.database.comparing import Answer, ComparedModel, metrics_of
 from service.database.curves import Curve
 from service.pages.formats import duration, exact, listed, percent, span, value_in, value_with
 from service.pages.plots import Axis, Ink, Mark, axis_of, mark_of
@@ -26,6 +26,7 @@ from stages.results import (
     ExperimentRow,
     JudgedClaim,
     MetricInfo,
+    Question,
     Status,
 )
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.database.comparing import Answer, Question
+from service.database.comparing import Answer
 from service.pages.formats import listed, value_in
 from service.pages.legend import word_of
 from stages.results import (
@@ -21,6 +21,7 @@ from stages.results import (
     ExperimentComparison,
     JudgedClaim,
     Outlook,
+    Question,
     Status,
     Tally,
     VerdictRow,

@@ -10,14 +10,24 @@ from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
-from service.database.comparing import Answer, Question
+from service.database.comparing import Answer
 from service.database.curves import Curve, known_curves, list_curves, name_curve
 from service.pages.charts import draw_costs, draw_curve
 from service.pages.formats import exact, names_baseline_first, value_in
 from service.pages.legend import word_of
 from service.pages.plots import Drawing, inks_of
 from service.pages.wording import name_metric
-from stages.results import METRICS, Claim, ClaimRecord, Dataset, ExperimentComparison, JudgedClaim, Status, ground_of
+from stages.results import (
+    METRICS,
+    Claim,
+    ClaimRecord,
+    Dataset,
+    ExperimentComparison,
+    JudgedClaim,
+    Question,
+    Status,
+    ground_of,
+)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator
 
 from service.database import queries
-from service.database.comparing import Question, first_of_each_dataset
+from service.database.comparing import first_of_each_dataset
 from service.database.curves import list_behind
 from service.database.queries import lacking_test_images, list_deviations, list_mentioned, tally_of
 from service.dependencies import Compare, ResultsSession, app_state_of, render_page, site_of
@@ -47,6 +47,7 @@ from stages.results import (
     ClaimFilter,
     JudgedClaim,
     Outlook,
+    Question,
     find_judged,
     list_families,
     list_judged,

@@ -52,7 +52,16 @@ from service.pages.versus import hours_in_words
 from service.pages.wording import name_claims
 from service.slots import Busy
 from stages.checkpoint.contract import CheckpointError
-from stages.results import METRICS, SHOWN_METRICS, ArmComparison, ClaimFilter, MetricInfo, list_judged
+from stages.results import (
+    METRICS,
+    SHOWN_METRICS,
+    ArmComparison,
+    ClaimFilter,
+    MetricInfo,
+    Provenance,
+    Question,
+    list_judged,
+)
 
 router = APIRouter(include_in_schema=False)
 PROVENANCES = {"full": "all official data", "subset": "part of the official data"}
@@ -155,7 +164,7 @@ def show_leaderboard(
     dataset: str | None = None,
     metric: str | None = None,
     profile: str | None = None,
-    provenance: Annotated[comparing.Provenance | None, BeforeValidator(lambda value: value or None)] = None,
+    provenance: Annotated[Provenance | None, BeforeValidator(lambda value: value or None)] = None,
     parameters: Annotated[int | None, Query(ge=1, lt=1 << 53), BeforeValidator(lambda value: value or None)] = None,
     timed: Annotated[str, Query(max_length=200)] = "",
     sort: comparing.Column = "result",
@@ -165,14 +174,14 @@ def show_leaderboard(
 
     `parameters` is the largest size to show.  Times are those measured under the conditions `timed`.
     """
-    overview = comparing.first_of_each_dataset(compare(comparing.Question()))
+    overview = comparing.first_of_each_dataset(compare(Question()))
     datasets = [item for item in queries.list_datasets(session) if item.name in overview]
     if (wanted := dataset or comparing.first_with_results(overview, datasets)) is None:
         raise Problem(404, "no model is listed: the results database is empty")
     chosen = queries.find_dataset(session, wanted)
     metrics = {name: METRICS[name].title for name in SHOWN_METRICS[chosen.kind] if METRICS[name].split}
     shown = metric or next(iter(metrics))
-    asked = comparing.Question(dataset=chosen.name, profile=profile or None, metric=shown, provenance=provenance)
+    asked = Question(dataset=chosen.name, profile=profile or None, metric=shown, provenance=provenance)
     found = compare(asked)
     every = comparing.list_entries(found)
     kept = [entry for entry in every if parameters is None or (entry.arm.cost.parameters or math.inf) <= parameters]
@@ -257,7 +266,7 @@ def show_curves(
         chart=chart,
         epochs=len({point.epoch for point in points}),
         is_fraction=chosen is not None and unit_of_curve(chosen, kind) == "fraction",
-        offered=[item for item in compare(comparing.Question()) if item.is_real],
+        offered=[item for item in compare(Question()) if item.is_real],
         most=models.MOST_LINES,
     )
 

@@ -29,7 +29,7 @@ from service.pages.plots import Drawing, Ink, inks_of
 from service.pages.repository import render
 from service.pages.wording import name_claims
 from service.routes.claim_pages import show_papers
-from stages.results import ClaimFilter, ExperimentComparison, Status, fidelity_of, list_judged
+from stages.results import ClaimFilter, ExperimentComparison, Provenance, Question, Status, fidelity_of, list_judged
 
 router = APIRouter(include_in_schema=False)
 for_browsers = APIRouter(include_in_schema=False, route_class=PageRoute)
@@ -53,7 +53,7 @@ def show_comparison(
     paper: str | None = None,
     profile: str | None = None,
     metric: str | None = None,
-    provenance: comparing.Provenance | None = None,
+    provenance: Provenance | None = None,
     curve: Curve | None = None,
     sample: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 40)]], Query(max_length=64)] = [],  # noqa: B006
     checkpoint: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
@@ -65,11 +65,11 @@ def show_comparison(
     if dataset is None and own_path(request.scope) == "/":
         return show_papers(request, session, compare)
     parts, datasets = app_state_of(request), queries.list_datasets(session)
-    overview = comparing.first_of_each_dataset(compare(comparing.Question(paper=paper)))
+    overview = comparing.first_of_each_dataset(compare(Question(paper=paper)))
     if (wanted := dataset or comparing.first_with_results(overview, datasets)) is None:
         raise Problem(404, "no model is listed: the results database is empty")
     chosen = queries.find_dataset(session, wanted)
-    asked = comparing.Question(dataset=chosen.name, paper=paper, profile=profile, metric=metric, provenance=provenance)
+    asked = Question(dataset=chosen.name, paper=paper, profile=profile, metric=metric, provenance=provenance)
     comparisons = sorted(compare(asked), key=lambda item: (not item.is_real, bool(item.cut)))
     real = [item for item in comparisons if item.is_real]
     inks = inks_of(session)

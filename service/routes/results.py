@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from service.database import claim_schemas, curves, queries
-from service.database.comparing import Provenance, Question, compare_one
+from service.database.comparing import compare_one
 from service.database.samples import Samples
 from service.database.schemas import (
     ArmResultOut,
@@ -34,6 +34,8 @@ from service.pages.wording import name_claims
 from stages.results import (
     ClaimFilter,
     ExperimentComparison,
+    Provenance,
+    Question,
     Standing,
     Status,
     Word,

@@ -4,7 +4,7 @@
 """
 
 from stages.claims.history import Change, read_history
-from stages.claims.judging import JudgedTable, judge_claim, judge_claims, judge_labs
+from stages.claims.judging import judge_claim, judge_claims, judge_labs
 from stages.claims.kinds import Facts
 from stages.claims.kinds.counts import param_values
 from stages.claims.lines import (

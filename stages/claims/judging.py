@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from stages.claims.kinds import Facts, Kind, TallyKind, TrainedKind, kind_of, order_of
 from stages.claims.lines import ClaimLine, Judgement, Variant
-from stages.claims.trials import ResultGroup
 from stages.papers.finding import Finding
-from stages.params.experiment import Params
 from stages.verdicts import Status, TableSentence, Verdict, judge_table
 
 DEFENSIBLE: Sequence[Sequence[str]] = (
@@ -30,39 +28,19 @@ BY_A_READING = {
 """Verdicts by trainings of an experiment that is a reading of ours: they can support a claim, and never refute it."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class JudgedTable:
-    """The sentence that sums up the orders of a table."""
-
-    family: str
-    sentence: TableSentence
-    claims: tuple[str, ...]
-
-
-def judge_claims(
-    claims: Sequence[ClaimLine],
-    params: Params,
-    *,
-    findings: Mapping[str, Finding],
-    groups: Mapping[str, Sequence[ResultGroup]],
-    devices: Mapping[str, str],
-    with_power: bool = True,
-) -> tuple[list[Judgement], list[JudgedTable]]:
-    """Return one judgement per claim, in order, and the sentences of the tables; `groups` are those of `gather`."""
-    facts = Facts(
-        claims=claims, params=params, findings=findings, groups=groups, devices=devices, with_power=with_power
-    )
-    tallies = [kind_of(claim, params.verdicts) for claim in claims if claim.facts.by == "orders" and not claim.reason]
+def judge_claims(facts: Facts) -> tuple[list[Judgement], dict[str, TableSentence]]:
+    """Return one judgement per claim, in order, and the sentence that sums up each family of orders."""
+    claims, rules = facts.claims, facts.params.verdicts
+    tallies = [kind_of(claim, rules) for claim in claims if claim.facts.by == "orders" and not claim.reason]
     counts = {kind.claim.id: kind for kind in tallies if isinstance(kind, TallyKind)}
     judged = {claim.id: _judge_each_way(claim, facts) for claim in claims if claim.id not in counts}
-    tables = []
-    for family in params.verdicts.families:
+    tables = {}
+    for family in rules.families:
         # pairs that the paper prints as losses count towards its table's gain like the others
         rows = [claim for claim in claims if claim.family == family]
         gains = [claim for claim in rows if claim.facts.is_gain and not claim.facts.is_alike]
         if gains:
-            sentence = judge_table([order_of(judged[claim.id], params) for claim in gains], params.verdicts)
-            tables.append(JudgedTable(family=family, sentence=sentence, claims=tuple(claim.id for claim in gains)))
+            tables[family] = judge_table([order_of(judged[claim.id], facts.params) for claim in gains], rules)
     for name, kind in counts.items():
         judged[name] = kind.judge_orders(list(judged.values()), facts, _judge)
     return [judged[claim.id] for claim in claims], tables

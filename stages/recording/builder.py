@@ -55,7 +55,6 @@ Values = Iterator[tuple[Any, ...]]
 """Rows of plain values, in the order of the table's columns."""
 _NEEDED = "test_accuracy"
 """The column from which all `ARM_METRICS` are computed; curves without it are skipped."""
-_SIZE = ("explanation", "estimate", "low", "high", "confidence", "margin", "n", "replicates_expected", "posterior")
 
 
 def columns_of(table: type[tables.Base], *objects: object) -> dict[str, Any]:
@@ -123,9 +122,7 @@ class DatabaseBuilder:
             groups=groups,
             devices={paper.paper: paper.device for paper in self.deviations if paper.device},
         )
-        self.judgements, self.sentences = judge_claims(
-            self.claims, self.params, findings=self.findings, groups=groups, devices=facts.devices
-        )
+        self.judgements, self.sentences = judge_claims(facts)
         self.by_lab, self.pooled = self._judge_labs(facts)
         self.marks = {
             judgement.claim.id: self.registered.mark(
@@ -148,9 +145,7 @@ class DatabaseBuilder:
         labs = sorted({group.lab for of_it in facts.groups.values() for group in of_it})
         for lab in labs if any(labs) else ():
             alone = {name: [group for group in of_it if group.lab == lab] for name, of_it in facts.groups.items()}
-            judged, _ = judge_claims(
-                self.claims, self.params, findings={}, groups=alone, devices=facts.devices, with_power=False
-            )
+            judged, _ = judge_claims(dataclasses.replace(facts, findings={}, groups=alone, with_power=False))
             for one in judged:
                 if one.is_by_training and one.entries:
                     by_lab[one.claim.id].append({"lab": lab} | _row_of_lab(one))
@@ -382,12 +377,7 @@ class DatabaseBuilder:
                 judgement.cost,
                 claim=claim.id,
                 status=str(verdict.status),
-                size=size
-                and {
-                    "status": str(size.status),
-                    "by_margin": _stretches(size),
-                    **{name: getattr(size, name) for name in _SIZE},
-                },
+                size=size and _row_of_size(size),
                 power=None if judgement.power is None else dataclasses.asdict(judgement.power),
                 scope=None if verdict.scope is None else dataclasses.asdict(verdict.scope),
                 prediction_low=prediction.low if prediction else None,
@@ -395,7 +385,7 @@ class DatabaseBuilder:
                 prediction_confidence=prediction.confidence if prediction else None,
                 is_predicted=prediction.holds if prediction else None,
                 false_discovery_rate=rates.get(claim.id),
-                by_margin=_stretches(verdict),
+                by_margin=list(map(vars, verdict.by_margin)),
                 variants=[dataclasses.asdict(variant) for variant in judgement.variants],
                 arms=[
                     tables.VerdictArm(position=place, **dataclasses.asdict(arm))
@@ -437,16 +427,9 @@ class DatabaseBuilder:
 
     def _families(self) -> Iterator[tables.Base]:
         papers = {judgement.claim.family: judgement.claim.paper for judgement in self.judgements}
-        for position, table in enumerate(self.sentences):
-            yield row_of(
-                tables.Family,
-                table.sentence,
-                name=table.family,
-                position=position,
-                paper=papers[table.family],
-                status=str(table.sentence.status),
-                orders=len(table.claims),
-            )
+        for position, (name, found) in enumerate(self.sentences.items()):
+            own = {"position": position, "paper": papers[name], "status": str(found.status)}
+            yield row_of(tables.Family, found, name=name, **own)
 
 
 def _cite(paper: str) -> tuple[str, str]:
@@ -467,15 +450,16 @@ def _identify(item: Trial) -> list[Any]:
     return [item.line, digest, *marks]
 
 
+def _row_of_size(size: Verdict) -> dict[str, Any]:
+    kept = {name: value for name, value in vars(size).items() if name not in tables.NOT_OF_SIZE}
+    return kept | {"by_margin": list(map(vars, size.by_margin))}
+
+
 def _row_of_lab(judgement: Judgement) -> dict[str, Any]:
     verdict = judgement.verdict
     numbers = {name: getattr(verdict, name) for name in ("estimate", "confidence", "n", "explanation")} | verdict.ends
     holds = WORD_OF[verdict.status] is Word.HOLDS
     return {"status": str(verdict.status), "holds": holds, "ours": judgement.ours} | numbers
-
-
-def _stretches(verdict: Verdict) -> list[dict[str, Any]]:
-    return [{"start": stretch.start, "status": str(stretch.status)} for stretch in verdict.by_margin]
 
 
 @dataclass(frozen=True, kw_only=True)

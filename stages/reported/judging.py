@@ -38,7 +38,6 @@ from stages.verdicts import (
     not_tested,
 )
 from stages.verdicts.anytime import explain_anytime
-from stages.verdicts.value import AS_LARGE
 
 _NUMBER = r"(?:\d+(?:\.\d+)?|\.\d+|\d{1,3}(?:(?:,\d{3}){2,}|,\d{3}\.\d+))(?:e[+-]?\d{1,2})?"
 _PRINTED = re.compile(
@@ -264,9 +263,8 @@ def value(
     )
     is_coarse = is_coarse and margin is None
     planned = None if rules.is_anytime else sample.n
-    verdict = judge_value(judged, sample, rules=rules, planned=planned, size=0.0 if is_coarse else math.inf)
-    if is_coarse:
-        verdict = dataclasses.replace(verdict, explanation=verdict.explanation.replace(AS_LARGE, _FEW_DIGITS))
+    size = 0.0 if is_coarse else math.inf
+    verdict = judge_value(judged, sample, rules=rules, planned=planned, size=size, as_large=_FEW_DIGITS)
     mean = fmean(sample.values) if sample.values else None
     return _reported(claim, number.value, mean, verdict, rules)
 
@@ -551,15 +549,7 @@ def _find_other_reading(
 
 def _reported(claim: str, printed: float | None, ours: float | None, verdict: Verdict, rules: Rules) -> ReportedVerdict:
     verdict = explain_anytime(verdict, "replicates") if rules.is_anytime else verdict
-    size = verdict.size and _explain_unequal(verdict.size)
-    verdict = dataclasses.replace(_explain_unequal(verdict), size=size)
     return ReportedVerdict(claim=claim, printed=printed, ours=ours, verdict=verdict)
-
-
-def _explain_unequal(verdict: Verdict) -> Verdict:
-    """Say why runs are left out: no analysis is planned, but the judges compare equally many of both models."""
-    waiting, unequal = "more wait for the next planned analysis", "more of the model with more runs aren't used"
-    return dataclasses.replace(verdict, explanation=verdict.explanation.replace(waiting, unequal))
 
 
 def _items(name: str, given: object) -> list[Any]:

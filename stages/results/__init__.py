@@ -10,6 +10,7 @@ from stages.results.claims import (
     ClaimFilter,
     ClaimRecord,
     Counts,
+    Discoveries,
     JudgedClaim,
     Outlook,
     PairGain,
@@ -25,7 +26,7 @@ from stages.results.claims import (
     tally,
     tally_rows,
 )
-from stages.results.comparison import compare, fidelity_of
+from stages.results.comparison import Question, compare, fidelity_of
 from stages.results.database import (
     Sessions,
     UnknownArm,
@@ -58,6 +59,7 @@ from stages.results.estimates import (
 )
 from stages.results.tables import (
     ICONS,
+    NOT_OF_SIZE,
     SCHEMA_VERSION,
     WORD_OF,
     ArmMetricRow,
@@ -68,6 +70,7 @@ from stages.results.tables import (
     Claim,
     ClaimChange,
     ClaimDeviation,
+    Cost,
     Dataset,
     DeviationRow,
     Epoch,
@@ -86,9 +89,9 @@ from stages.results.tables import (
     Word,
     damaged,
 )
-from stages.results.versus import SameModel, Versus, versus
+from stages.results.versus import ImagePair, SameModel, Versus, versus
 from stages.rules import Rules
-from stages.runs.evidence import INEXACT_SHARE, unpack_confusion, unpack_correct
-from stages.verdicts import Status
+from stages.runs.evidence import INEXACT_SHARE, Provenance, unpack_confusion, unpack_correct
+from stages.verdicts import Power, Scope, Status, Verdict
 from stages.verdicts.kinds import KINDS
 from stages.verdicts.metrics import METRICS, MetricInfo

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session, joinedload, selectinload
 
 from stages.results.database import UnknownClaim
-from stages.results.estimates import ArmVerdict
+from stages.results.estimates import ArmVerdict, Measured
 from stages.results.tables import (
     WORD_OF,
     ArmRow,
@@ -41,7 +41,7 @@ TAIL = 0.025
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairGain:
+class PairGain(Measured):
     """The gain of one pair, positive if the proposed arm is better; its 95 % interval ignores the other pairs.
 
     `n`: replicates of the arm that has fewer, or folds that both have.
@@ -50,10 +50,12 @@ class PairGain:
     experiment: str
     arm: str
     against: str
-    gain: float
     low: float
     high: float
-    n: int
+
+    @property
+    def ours(self) -> Measured:
+        return self
 
 
 def pair_gains(claim: Claim, verdict: VerdictRow, arms: Iterable[ArmRow]) -> tuple[PairGain, ...]:
@@ -77,11 +79,9 @@ def pair_gains(claim: Claim, verdict: VerdictRow, arms: Iterable[ArmRow]) -> tup
     found = []
     for arm in arms:
         ours, theirs = proposed.get((arm.experiment, arm.name)), baseline.get((arm.experiment, arm.against or ""))
-        measured = gain_between(ours or {}, theirs or {}, better, is_folded=is_folded)
-        if measured is None or measured.low is None or measured.high is None:
-            continue
-        gain = measured._asdict()
-        found.append(PairGain(experiment=arm.experiment, arm=arm.name, against=str(arm.against), **gain))
+        gain = gain_between(ours or {}, theirs or {}, better, is_folded=is_folded)
+        if gain is not None and gain.low is not None:
+            found.append(PairGain(experiment=arm.experiment, arm=arm.name, against=str(arm.against), **vars(gain)))
     return tuple(found)
 
 
@@ -89,19 +89,13 @@ Values = Mapping[int, float]
 """Values by replicate or fold."""
 
 
-class GainBetween(NamedTuple):
-    """Proposed − baseline, better positive, with its 95 % interval; with one replicate or fold there is none."""
-
-    gain: float
-    low: float | None
-    high: float | None
-    n: int
-
-
 def gain_between(
     ours: Values, theirs: Values, better: Literal["higher", "lower"], *, is_folded: bool
-) -> GainBetween | None:
-    """Return the gain; None unless each arm has a replicate, and both share a fold if replicates are folds."""
+) -> Measured | None:
+    """Return proposed − baseline, better positive, with its 95 % interval; one replicate or fold has none.
+
+    Return None unless each arm has a replicate, and both share a fold if replicates are folds.
+    """
     shared = set(ours) & set(theirs)
     n = len(shared) if is_folded else min(len(ours), len(theirs))
     if n == 0:
@@ -110,10 +104,10 @@ def gain_between(
         if is_folded:
             ours, theirs = ({fold: side[fold] for fold in shared} for side in (ours, theirs))
         lone = fmean(ours.values()) - fmean(theirs.values())
-        return GainBetween(lone if better == "higher" else -lone, None, None, n)
+        return Measured(value=lone if better == "higher" else -lone, low=None, high=None, n=n)
     gain = measure_gain(_sample(ours), _sample(theirs), better, "fold" if is_folded else "none")
     half = float(half_width(*gain.at(gain.n), TAIL))
-    return GainBetween(gain.mean, gain.mean - half, gain.mean + half, gain.n)
+    return Measured(value=gain.mean, low=gain.mean - half, high=gain.mean + half, n=gain.n)
 
 
 def _sample(values: Values) -> Sample:
@@ -363,19 +357,14 @@ Ground = Literal["trained", "computed", "data"]
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Claims that can be decided, now or later: `decidable`.
-
-    `in_favour`: reproduced, supported, holds; of these, `under_reading` hold under one reading only, the others
-    `plainly`.  `against`: not reproduced, reversed, fails, contradicted.  `open`: the evidence doesn't decide yet.
-    `waiting`: not run yet.
-    """
+    """Claims that can be decided, now or later, by the words of `FOR_THE_PAPER`, `AGAINST_THE_PAPER` and `NOT_YET`."""
 
     decidable: int
     in_favour: int
-    under_reading: int
+    under_reading: Annotated[int, "those in favour that depend on the reading"]
     against: int
-    open: int
-    waiting: int
+    open: Annotated[int, "evidence doesn't decide yet"]
+    waiting: Annotated[int, "not run yet"]
 
     @property
     def plainly(self) -> int:
@@ -394,32 +383,24 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """Expected outcome of planned trainings for `waiting` claims that training decides, if the paper is right.
+    """Expected outcome of planned trainings for claims that training decides."""
 
-    `hopeless`: the chance of confirming is below 5 %.  `order_only`: only the order can be confirmed, not the size of
-    the difference.  `unlikely`: any other claim whose chance is below 50 %.  `unknown`: no size is printed or no spread
-    is known.  `assumed`: those that assume a spread between runs, because none is measured or printed.
-    """
-
-    waiting: int
-    hopeless: int
-    order_only: int
-    unlikely: int
-    unknown: int
-    assumed: int
+    waiting: Annotated[int, "claims waiting for training"]
+    hopeless: Annotated[int, "confirmed with a chance below 5 % even if the paper is right"]
+    order_only: Annotated[int, "claims whose order can be confirmed, but not the size of the difference"]
+    unlikely: Annotated[int, "of the others, confirmed with a chance below 50 % if the paper is right"]
+    unknown: Annotated[int, "chance unknown, because no size is printed or no spread is known"]
+    assumed: Annotated[int, "claims whose spread is neither measured nor printed, but assumed"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Discoveries:
-    """Claims of a paper that training `decided` by a p-value, and those that `survive` a false discovery rate of 5 %.
+    """Claims of a paper that training decided by a p-value, and their false discovery rate."""
 
-    `tested` includes the open ones; `without`: decided by training, but not by a p-value on a sign.
-    """
-
-    tested: int
-    decided: int
-    survive: int
-    without: int
+    tested: Annotated[int, "claims judged by training with a p-value on a sign, including open ones"]
+    decided: Annotated[int, "those that are decided"]
+    survive: Annotated[int, "decided claims with a false discovery rate of at most 5 %"]
+    without: Annotated[int, "decided by training without a p-value on a sign, counted apart"]
 
 
 @dataclass(frozen=True, kw_only=True)

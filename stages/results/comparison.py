@@ -36,7 +36,6 @@ from stages.results.estimates import (
     Estimate,
     ExperimentComparison,
     Gain,
-    Measured,
     Order,
     Population,
     Printed,
@@ -267,40 +266,58 @@ def fidelity_of(result: tables.Result | None) -> str:
     )
 
 
-def compare(
-    session: Session,
-    *,
-    dataset: str | None = None,
-    paper: str | None = None,
-    profile: str | None = None,
-    metric: str | None = None,
-    provenance: Provenance | None = None,
-) -> list[ExperimentComparison]:
-    """Compare every experiment that fits, in the order of params.yaml, each under its best conditions.
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """The experiments and results to compare; None means no restriction.
 
     `profile` and `provenance` restrict the conditions.  Without `metric`, experiments are compared in the one that the
     paper prints for their arms.  If it prints none, it is the first of `FIRST_METRICS` that the results hold.
     """
-    if metric is not None and metric not in METRICS:
-        raise UnknownMetric(metric, METRICS)
-    _require(session, UnknownDataset, tables.Dataset, dataset)
-    _require(session, UnknownPaper, tables.Paper, paper)
-    _require(session, UnknownProfile, tables.ProfileRow, profile)
+
+    dataset: str | None = None
+    paper: str | None = None
+    profile: str | None = None
+    metric: str | None = None
+    provenance: Provenance | None = None
+
+    def fits(self, result: ComparedRun) -> bool:
+        return self.profile in (None, result.profile) and self.provenance in (None, result.provenance)
+
+    @property
+    def conditions(self) -> str:
+        """The conditions in words, as " under the profile quick"; empty if there are none."""
+        profile = f" under the profile {self.profile}" if self.profile else ""
+        return profile + (f" on data of provenance {self.provenance}" if self.provenance else "")
+
+
+EVERYTHING = Question()
+
+
+def compare(session: Session, asked: Question = EVERYTHING) -> list[ExperimentComparison]:
+    """Compare every experiment that fits, in the order of params.yaml, each under its best conditions.
+
+    Raises:
+        UnknownName: the data set, paper, profile or metric is unknown.
+    """
+    if asked.metric is not None and asked.metric not in METRICS:
+        raise UnknownMetric(asked.metric, METRICS)
+    _require(session, UnknownDataset, tables.Dataset, asked.dataset)
+    _require(session, UnknownPaper, tables.Paper, asked.paper)
+    _require(session, UnknownProfile, tables.ProfileRow, asked.profile)
     row = tables.ExperimentRow
     query = select(row).options(selectinload(row.arms)).order_by(row.position)
-    if dataset is not None:
-        query = query.where(row.dataset == dataset)
-    if paper is not None:
-        query = query.where(row.paper == paper)
+    if asked.dataset is not None:
+        query = query.where(row.dataset == asked.dataset)
+    if asked.paper is not None:
+        query = query.where(row.paper == asked.paper)
     experiments = session.scalars(query).all()
     kinds = dict(session.execute(select(tables.Dataset.name, tables.Dataset.kind)).all())
     printed = printed_metrics(session, [item.name for item in experiments])
     chosen = {}
     for item in experiments:
-        first = (metric,) if metric else printed[item.name][:1] or FIRST_METRICS[kinds[item.dataset]]
+        first = (asked.metric,) if asked.metric else printed[item.name][:1] or FIRST_METRICS[kinds[item.dataset]]
         chosen[item.name] = [METRICS[name] for name in first]
     facts = load_facts(session, chosen)
-    asked = Asked(profile, provenance)
     return [_compare_experiment(item, facts, chosen[item.name], printed[item.name], asked) for item in experiments]
 
 
@@ -320,27 +337,12 @@ _TIMING = ("batch_size", "warmup", "repeats", "device", "threads")
 """Columns `latency_…` of a cost that describe how it was timed."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Filters of the results; None filters nothing."""
-
-    profile: str | None
-    provenance: Provenance | None
-
-    def fits(self, result: ComparedRun) -> bool:
-        return self.profile in (None, result.profile) and self.provenance in (None, result.provenance)
-
-    def __str__(self) -> str:
-        profile = f" under the profile {self.profile}" if self.profile else ""
-        return profile + (f" on data of provenance {self.provenance}" if self.provenance else "")
-
-
 def _compare_experiment(
     experiment: tables.ExperimentRow,
     facts: ComparisonRows,
     metrics: Sequence[MetricInfo],
     printed: tuple[str, ...],
-    asked: Asked,
+    asked: Question,
 ) -> ExperimentComparison:
     by_position = defaultdict(list)
     for result in facts.runs.get(experiment.name, []):
@@ -362,7 +364,7 @@ def _compare_experiment(
     by_arm = defaultdict(list)
     for result in group:
         by_arm[result.arm].append(result)
-    table = ArmTable(experiment, by_arm, facts, metric, str(asked))
+    table = ArmTable(experiment, by_arm, facts, metric, asked.conditions)
     arms = [
         table.compare(arm)
         for arm in experiment.arms
@@ -455,10 +457,7 @@ class ArmTable:
         ours, theirs = (values_of(side, self.metric, self.facts) for side in sides)
         better: Literal["higher", "lower"] = "higher" if self.metric.better == "higher" else "lower"
         found = gain_between(ours, theirs, better, is_folded=self.experiment.protocol["split"]["kind"] == "folds")
-        measured = None
-        if found and is_comparable:
-            measured = Measured(value=found.gain, low=found.low, high=found.high, n=found.n)
-        return Gain(against=claim.baseline_arm, printed=printed, ours=measured)
+        return Gain(against=claim.baseline_arm, printed=printed, ours=found if is_comparable else None)
 
     def _ratio(self, arm: tables.ArmRow, metric: MetricInfo) -> Ratio | None:
         """Return the arm's cost over the baseline's: ours if both were measured in the same way, and the paper's."""

@@ -10,8 +10,8 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Annotated
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Annotated, cast, get_args, get_origin, get_type_hints
 
 from pydantic import Field
 
@@ -296,18 +296,6 @@ def describe_stopwatch(
 
 OF_EXPERIMENT = ("experiment", "paper", "dataset", "metric.name", "metric.unit")
 AFTER = ("profile", "provenance", "label")
-PARTS: dict[str, type] = {
-    "ours": Estimate,
-    "printed": Printed,
-    "difference": Difference,
-    "gain": Gain,
-    "gain.ours": Measured,
-    "gain.printed": Printed,
-    "ratio": Ratio,
-    "cost": CostSummary,
-}
-"""The parts of an arm's comparison that are objects, or null."""
-
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -319,12 +307,12 @@ def no_formula(text: str) -> str:
 def _columns(kind: type, prefix: str = "") -> list[str]:
     """Return the leaves of a part, in the order of its fields, except `population`, which only the JSON has."""
     found = []
-    for field in fields(kind):
-        name = f"{prefix}{field.name}"
-        if name in PARTS:
-            found += _columns(PARTS[name], f"{name}.")
-        elif field.name != "population":
-            found.append(name)
+    for name, hint in get_type_hints(kind).items():
+        part = next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None)
+        if part is None or get_origin(hint) is tuple:
+            found.append(f"{prefix}{name}")
+        elif part is not Population:
+            found += _columns(cast("type", part), f"{prefix}{name}.")
     return found
 
 

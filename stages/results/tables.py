@@ -28,6 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, column_property, mapped_column, relationship
 
 from stages.faults import Mistake
+from stages.results.estimates import Measured
 from stages.verdicts import Status
 from stages.verdicts.kinds import KINDS, KindFacts
 
@@ -124,7 +125,7 @@ class Dataset(Base):
 
 
 class ExperimentRow(Base):
-    """An experiment with its `protocol` as printed, before a profile shortens it."""
+    """A table or figure of a paper, on one data set."""
 
     __tablename__ = "experiments"
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -132,7 +133,7 @@ class ExperimentRow(Base):
     title: Mapped[str]
     paper: Mapped[str] = mapped_column(ForeignKey("papers.name"), index=True)
     dataset: Mapped[str] = mapped_column(ForeignKey("datasets.name"), index=True)
-    protocol: Mapped[dict[str, Any]]
+    protocol: Mapped[dict[str, Any]] = mapped_column(doc="as printed, before the profile's cuts")
     seeds: Mapped[list[Any]]
     arms: Mapped[list[ArmRow]] = relationship(order_by="ArmRow.position")
 
@@ -279,7 +280,7 @@ class Cost(Base):
     epoch_seconds: Mapped[list[Any]]
     samples_per_second: Mapped[float]
     peak_memory_bytes: Mapped[int]
-    energy_joules: Mapped[float | None]
+    energy_joules: Mapped[float | None] = mapped_column(doc="energy reported by the device")
     train_tokens_per_second: Mapped[float | None]
     latency_seconds_per_sample: Mapped[float | None]
     latency_batch_size: Mapped[int | None]
@@ -299,20 +300,17 @@ class Array(Base):
 
 
 class ObservationRow(Base):
-    """A number from inside a network, for one block and head, both counted from 1, before or after training.
-
-    `value` is None if the quantity isn't defined, such as the width of a kernel whose β became negative.
-    """
+    """A number from inside a network, such as the width of a kernel, which is undefined if its β became negative."""
 
     __tablename__ = "observations"
     __table_args__ = (Index("observations_by_quantity", "quantity", "result_id"),)
     result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     quantity: Mapped[str]
-    moment: Mapped[str]
-    block: Mapped[int]
+    moment: Mapped[str] = mapped_column(doc="start (its initial weights) or trained")
+    block: Mapped[int] = mapped_column(doc="from 1, as heads")
     head: Mapped[int]
-    value: Mapped[float | None]
+    value: Mapped[float | None] = mapped_column(doc="null if not defined")
 
 
 class Checkpoint(Base):
@@ -361,13 +359,13 @@ class Claim(Base):
     baseline_arm: Mapped[str | None]
     better: Mapped[str | None]
     note: Mapped[str | None]
-    high: Mapped[float | None]
-    trials: Mapped[int | None]
-    factor: Mapped[str | None]
-    family: Mapped[str | None]
-    statement: Mapped[str | None]
-    reason: Mapped[str | None]
-    reading: Mapped[str | None]
+    high: Mapped[float | None] = mapped_column(doc="end of a range")
+    trials: Mapped[int | None] = mapped_column(doc="total of which `value` is counted")
+    factor: Mapped[str | None] = mapped_column(doc="factor over whose levels a gain is uniform")
+    family: Mapped[str | None] = mapped_column(doc="family of claims judged together")
+    statement: Mapped[str | None] = mapped_column(doc="the claim's words, if it has no number")
+    reason: Mapped[str | None] = mapped_column(doc="why it can't be tested here")
+    reading: Mapped[str | None] = mapped_column(doc="our reading of an unclear text; a result can't refute the claim")
     finding: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
 
     @property
@@ -401,50 +399,63 @@ WORD_OF: Mapping[Status, Word] = {
 """The word of each status.  A claim that depends on how it is read neither holds nor fails."""
 
 
+NOT_OF_SIZE = ("n_diverged", "p_value", "stderr", "size", "prediction", "spread", "share", "scope")
+"""Fields of a verdict that the verdict on the size of a difference is recorded without."""
+
+
 class VerdictRow(Base):
     """Verdict on a claim; every claim has one.
 
     Columns with the names of fields of `stages.verdicts.Verdict` or `stages.claims.Judgement` have their meaning.
-    `prediction_low` to `prediction_high` is the interval in which a rerun of the paper would lie; `is_predicted`: the
-    printed number lies in it.  `false_discovery_rate`, for a verdict on a sign, is among the claims of the paper that
-    training judged.  `rules` is a digest of the numbers of the rules; `digest` also covers the claim's row with its
-    metric and the code that judged it.  `seen_before_rule`: how many of the claim's results or pairs were known when
-    its rule was written, None if none.  `registration`, for a verdict by training, has the fields of
-    `stages.claims.history.RegistrationMark`.  `device_seconds` to `usd` are the cost of all runs behind the verdict,
-    each counted once.  `labs` has the verdict by each lab's results alone, if another lab has any; `pooled`, the one by
-    the labs' means.
+    `registration`, for a verdict by training, has the fields of `stages.claims.history.RegistrationMark`.
+    `device_seconds` to `usd` are the cost of all runs behind the verdict, each counted once.  `labs` has the verdict by
+    each lab's results alone, if another lab has any; `pooled`, the one by the labs' means.
     """
 
     __tablename__ = "verdicts"
     claim: Mapped[str] = mapped_column(ForeignKey("claims.id"), primary_key=True)
     status: Mapped[str] = mapped_column(index=True)
-    explanation: Mapped[str]
+    explanation: Mapped[str] = mapped_column(doc="the verdict in words, with its numbers, or why there is none")
     basis: Mapped[str]
-    is_decidable: Mapped[bool]
+    is_decidable: Mapped[bool] = mapped_column(
+        doc="true if the claim can be decided here, now or later; badges count these"
+    )
     ours: Mapped[float | None]
-    estimate: Mapped[float | None]
-    low: Mapped[float | None]
+    estimate: Mapped[float | None] = mapped_column(doc="ours − paper, or proposed − baseline (positive is better)")
+    low: Mapped[float | None] = mapped_column(doc="interval of the estimate at `confidence`")
     high: Mapped[float | None]
     confidence: Mapped[float | None]
-    margin: Mapped[float | None]
-    n: Mapped[int]
+    margin: Mapped[float | None] = mapped_column(doc="largest difference that counts as equal")
+    n: Mapped[int] = mapped_column(doc="replicates judged, including diverged ones")
     n_diverged: Mapped[int]
-    replicates_expected: Mapped[int | None]
-    p_value: Mapped[float | None]
+    replicates_expected: Mapped[int | None] = mapped_column(doc="replicates at which the present estimate would decide")
+    p_value: Mapped[float | None] = mapped_column(doc="two-sided, not adjusted for other claims")
     size: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
-    prediction_low: Mapped[float | None]
-    prediction_high: Mapped[float | None]
+    prediction_low: Mapped[float | None] = mapped_column(
+        doc="lower end of the interval predicted for the paper's own rerun"
+    )
+    prediction_high: Mapped[float | None] = mapped_column(doc="upper end of that interval, in the claim's unit")
     prediction_confidence: Mapped[float | None]
-    is_predicted: Mapped[bool | None]
+    is_predicted: Mapped[bool | None] = mapped_column(doc="true if the paper's number lies in it")
     power: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
     scope: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
-    seen_before_rule: Mapped[int | None]
+    seen_before_rule: Mapped[int | None] = mapped_column(
+        doc="results (or pairs) seen before its rule was written; null if none"
+    )
     registration: Mapped[dict[str, Any] | None] = mapped_column(JSONOf(dict, or_none=True))
-    false_discovery_rate: Mapped[float | None]
+    false_discovery_rate: Mapped[float | None] = mapped_column(
+        doc="q-value (Benjamini, Hochberg 1995): expected share of wrong decisions among the paper's claims on a sign "
+        "with at most this p-value; null without a p-value"
+    )
     by_margin: Mapped[list[Any]]
-    posterior: Mapped[float | None]
-    rules: Mapped[str]
-    digest: Mapped[str]
+    posterior: Mapped[float | None] = mapped_column(
+        doc="chance (flat prior) that the truth is within the margin or, for an order, that the gain has the claimed "
+        "sign; decides nothing"
+    )
+    rules: Mapped[str] = mapped_column(doc="sha256 of the numbers of the rules in params.yaml")
+    digest: Mapped[str] = mapped_column(
+        doc="sha256 of rules, the claim's row with its metric, judging code, and finding"
+    )
     variants: Mapped[list[Any]]
     device_seconds: Mapped[float | None]
     flops: Mapped[float | None]
@@ -459,7 +470,8 @@ class VerdictRow(Base):
     @property
     def mark(self) -> str:
         """`confirmatory`, `exploratory` or `registration unknown`; empty if no trained model was judged."""
-        return mark_of(self.registration)
+        mark = self.registration["mark"] if self.registration else ""
+        return "registration unknown" if mark == "unknown" else mark
 
     @property
     def word(self) -> Word:
@@ -469,11 +481,6 @@ class VerdictRow(Base):
     def marked_status(self) -> str:
         """Status with its mark, as "supported (exploratory)"."""
         return f"{self.status} ({self.mark})" if self.mark else self.status
-
-
-def mark_of(registration: Mapping[str, Any] | None) -> str:
-    mark = registration["mark"] if registration else ""
-    return "registration unknown" if mark == "unknown" else mark
 
 
 class VerdictRun(Base):
@@ -505,9 +512,9 @@ class ClaimChange(Base):
     date: Mapped[str]
     subject: Mapped[str]
     changed: Mapped[dict[str, Any]]
-    after_evidence: Mapped[bool]
-    alters: Mapped[bool]
-    seen: Mapped[int | None]
+    after_evidence: Mapped[bool] = mapped_column(doc="true if results of its experiments had been published")
+    alters: Mapped[bool] = mapped_column(doc="true if it changed a rule, a metric, a statement or a verdict")
+    seen: Mapped[int | None] = mapped_column(doc="for a rule: number of the claim's results (or pairs) seen before it")
     why: Mapped[str]
 
 
@@ -520,10 +527,10 @@ class VerdictArm(Base):
     experiment: Mapped[str] = mapped_column(ForeignKey("experiments.name"))
     arm: Mapped[str]
     role: Mapped[str]
-    n: Mapped[int]
-    value: Mapped[float]
-    stderr: Mapped[float]
-    low: Mapped[float]
+    n: Mapped[int] = mapped_column(doc="folds")
+    value: Mapped[float] = mapped_column(doc="in the claim's metric, at the chosen epoch")
+    stderr: Mapped[float] = mapped_column(doc="as the paper computes it")
+    low: Mapped[float] = mapped_column(doc="95 % interval of the mean, including the choice of the epoch")
     high: Mapped[float]
     epoch: Mapped[int]
     epochs: Mapped[int]
@@ -532,22 +539,20 @@ class VerdictArm(Base):
 
 
 class DeviationRow(Base):
-    """A recorded difference between what a paper says and what we ran.  `id` is `<paper>.<name>`.
-
-    `says` is what the paper says; the other columns have the meaning of the fields of
-    `stages.claims.RecordedDeviation`.
-    """
+    """A recorded difference from a paper, as in `stages.claims.RecordedDeviation`; `id` is `<paper>.<name>`."""
 
     __tablename__ = "deviations"
     id: Mapped[str] = mapped_column(primary_key=True)
     position: Mapped[int]
     paper: Mapped[str] = mapped_column(index=True)
     subject: Mapped[str]
-    says: Mapped[str]
+    says: Mapped[str] = mapped_column(doc="what the paper says")
     code: Mapped[str | None]
     ours: Mapped[str]
     why: Mapped[str | None]
-    departs: Mapped[bool]
+    departs: Mapped[bool] = mapped_column(
+        doc="true if we differ from the paper or, if it is silent, from its authors' code"
+    )
     explains: Mapped[str | None]
     tested_by: Mapped[str | None]
     in_titles: Mapped[str | None]
@@ -570,11 +575,7 @@ class ClaimExperiment(Base):
 
 
 class Family(Base):
-    """The sentence of a table: the mean gain of its orders, with its interval at `confidence`.
-
-    There are `orders` in all; `tested` of them have evidence, and `ahead` of those have a gain above 0.  `tau`,
-    `p_heterogeneity` and `i2` describe how much the orders differ (`stages.verdicts.families.Heterogeneity`).
-    """
+    """The sentence of a table (`stages.verdicts.TableSentence`) about its `orders`, of which `tested` have evidence."""
 
     __tablename__ = "families"
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -586,9 +587,13 @@ class Family(Base):
     low: Mapped[float | None]
     high: Mapped[float | None]
     confidence: Mapped[float | None]
-    tau: Mapped[float | None]
-    p_heterogeneity: Mapped[float | None]
-    i2: Mapped[float | None]
-    ahead: Mapped[int]
+    tau: Mapped[float | None] = mapped_column(doc="standard deviation between orders beyond chance")
+    p_heterogeneity: Mapped[float | None] = mapped_column(doc="p-value for orders that don't differ")
+    i2: Mapped[float | None] = mapped_column(doc="share of the variance between orders that is tau²")
+    ahead: Mapped[int] = mapped_column(doc="tested orders with a gain above 0")
     tested: Mapped[int]
     orders: Mapped[int]
+
+    @property
+    def ours(self) -> Measured | None:
+        return None if self.gain is None else Measured(value=self.gain, low=self.low, high=self.high, n=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Annotated
 
 import numpy as np
 import scipy
@@ -43,16 +44,13 @@ class SameModel(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePair:
-    """Two networks of one replicate on the same test images: how many images only one of them gets right.
-
-    `p_value` is that of McNemar's exact test, two-sided.  It is about these two networks, not about the models.
-    """
+    """McNemar's exact test of two networks of one replicate on the same test images."""
 
     replicate: int
     images: int
-    a_alone: int
+    a_alone: Annotated[int, "images that only a's network gets right"]
     b_alone: int
-    p_value: float
+    p_value: Annotated[float, "two-sided; compares these two networks, not the two models"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from stages.results import (
     ExperimentComparison,
     MetricInfo,
     Paper,
+    Question,
     Result,
     compare,
 )
@@ -49,7 +50,7 @@ def write_records(session: Session, root: Path, folder: Path, experiments: Colle
     scored: dict[tuple[str, str], list[tuple[ExperimentComparison, ArmComparison]]] = defaultdict(list)
     shortened = set()
     for metric in (info.name for info in METRICS.values() if info.split == "test"):
-        for comparison in compare(session, metric=metric):
+        for comparison in compare(session, Question(metric=metric)):
             if comparison.experiment not in experiments or metric not in comparison.printed_metrics:
                 continue
             for arm in (arm for arm in comparison.arms if arm.ours):

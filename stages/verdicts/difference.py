@@ -148,7 +148,7 @@ def judge_gain(
     size = _judge_size(claim, gain, arms, rules=rules, planned=planned, widening=widening, test_sets=test_sets)
     if size is not None and size.estimate is not None:
         compared = f"Our gain {signed(gain.mean)} (n = {n}) − the paper's {signed(claim.gain)}"
-        size = explain(size, compared, proposed, baseline)
+        size = explain(size, compared, proposed, baseline, looks=looks)
         size = size if part is None else _leave_open(size)
     # Diverged replicates must not make an arm come out better.
     is_blocked = arms[0 if gain.mean > 0 else 1].n_diverged
@@ -164,7 +164,7 @@ def judge_gain(
         widening=widening,
     )
     design = "pairs" if rules.is_anytime else "shared folds" if pairing == "fold" else "independent replicates"
-    sign = explain(sign, f"Gain of the proposed model (n = {n} {design})", proposed, baseline)
+    sign = explain(sign, f"Gain of the proposed model (n = {n} {design})", proposed, baseline, looks=looks)
     sign = with_assumptions(sign, gain, folds, widening, pairs=pairs[1])
     if part is not None:
         rest = "They may differ by any amount, so the whole grid isn't judged."
@@ -378,6 +378,6 @@ def judge_comparable(
         by_margin=by_margin([-lower, -upper], lambda margin: decide(margin)[0]),
         posterior=chance_below((gain.mean - widening + claim.margin) / math.sqrt(variance), df) if gain.s2 else None,
     )
-    verdict = explain(verdict, f"Gain of the proposed model (n = {n})", proposed, baseline)
+    verdict = explain(verdict, f"Gain of the proposed model (n = {n})", proposed, baseline, looks=looks)
     limit = -claim.margin if status is Status.SUPPORTED else -claim.widest
     return with_assumptions(verdict, gain, folds, widening, limit)

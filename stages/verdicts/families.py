@@ -72,12 +72,13 @@ class PrintedOrder:
 class TableSentence:
     """Judgement of a table by the mean gain of its orders.
 
-    `tested` counts the orders with evidence, and `ahead` those of them with a positive gain.  `low` to `high` is the
+    `tested` counts the `orders` with evidence, and `ahead` those of them with a positive gain.  `low` to `high` is the
     interval of the gain at `confidence`; `tau`, `p_heterogeneity` and `i2` describe how much orders differ.
     """
 
     status: Status
     text: str
+    orders: int
     tested: int
     ahead: int
     gain: float | None = None
@@ -94,7 +95,7 @@ def judge_table(orders: Sequence[PrintedOrder], rules: Rules) -> TableSentence:
     measured = [order for order in orders if order.is_measured]
     ahead = sum((order.verdict.estimate or 0.0) > 0 for order in measured)
     none = f"None of {len(orders)} orders has enough replicates yet."
-    nothing = TableSentence(status=Status.NOT_TESTED, text=none, tested=len(measured), ahead=ahead)
+    nothing = TableSentence(status=Status.NOT_TESTED, text=none, orders=len(orders), tested=len(measured), ahead=ahead)
     if not measured:
         return nothing
     of = f"{len(measured)} of {len(orders)} orders" if len(measured) < len(orders) else f"these {len(orders)} orders"
@@ -380,7 +381,7 @@ def judge_noise(window: float, k: int, sample: Sample, *, rules: Rules, planned:
         p_value=float(scipy.stats.studentized_range.sf(window / s, k, df)) if s else None,
     )
     compared = f"Printed is a range of {window:.4g} of {k} numbers; the usual range of {k} seeds (n = {n}, s = {s:.2g})"
-    verdict = explain(verdict, compared, sample)
+    verdict = explain(verdict, compared, sample, looks=looks)
     if status is Status.UNRESOLVED:
         return verdict
     warning = " If the noise isn't normal, such a verdict is wrong in 4 to 8 % of cases, not 2.5 %."

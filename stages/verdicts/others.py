@@ -58,10 +58,8 @@ def not_tested(reason: str) -> Verdict:
     return Verdict(status=Status.NOT_TESTED, explanation=reason)
 
 
-def judge_hardware(printed_device: str, our_device: str) -> Verdict | None:
-    """Refuse to judge times, or ratios of them, across classes of device; None if they may be compared."""
-    if printed_device == our_device:
-        return None
+def judge_hardware(printed_device: str, our_device: str) -> Verdict:
+    """Refuse to judge times, or ratios of them, across classes of device."""
     return Verdict(
         status=Status.OTHER_HARDWARE,
         explanation=f"Printed for {printed_device}, measured on {our_device}: times on different devices can't be "

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import scipy
@@ -83,37 +83,34 @@ class Design:
 
 @dataclass(frozen=True, kw_only=True)
 class Power:
-    """Probabilities of the verdicts at the end of a plan of `planned` replicates with this `spread`.
+    """Probabilities of the verdicts at the end of a plan, each None if the claim has no such verdict.
 
-    A probability is None if the claim has no such verdict.  If no spread is known, the explanation gives distances in
-    spreads.
-
-    - `reproduced`: if the paper is right.  `not_reproduced`: if the truth is two margins from the paper's number.  Both
-      are about a value or a gain's size.
-    - `supported`: if the gain is as printed, or if arms said to be comparable are alike.  `supported_at_half`: if the
-      gain is half the printed one.
-    - `needed`: replicates, no fewer than planned, that reach 80 % for a gain's `supported` or a value's `reproduced`.
-      `needed_for_size`: the same for a gain's `reproduced`.  None if no number of replicates does.
-    - `can_reproduce`: whether some number of replicates gives `reproduced` more often when the paper is right than the
-      test's level allows when it is wrong.
-    - `margin`, `paper_error` (the standard error of the paper's number) and `most` (the highest `reproduced` with any
-      number of replicates) describe the test of a printed number or of a gain's size.
+    `can_reproduce`: some number of replicates gives `reproduced` more often when the paper is right than the test's
+    level allows when it is wrong.  If no spread is known, the explanation gives distances in spreads.
     """
 
-    planned: int
-    explanation: str
-    spread: float | None = None
+    planned: Annotated[int, "replicates"]
+    spread: Annotated[
+        float | None, "standard deviation of one replicate or, for a gain, one difference; null if unknown"
+    ] = None
     source: Source | None = None
-    reproduced: float | None = None
-    not_reproduced: float | None = None
-    supported: float | None = None
-    needed: int | None = None
-    needed_for_size: int | None = None
-    can_reproduce: bool = True
-    margin: float | None = None
-    paper_error: float | None = None
-    most: float | None = None
-    supported_at_half: float | None = None
+    reproduced: Annotated[float | None, "chance if the paper is right; for a gain, of its size"] = None
+    not_reproduced: Annotated[
+        float | None,
+        "chance if the truth is two margins away; for comparable arms, chance of reversed if one is worse by twice "
+        "what the paper calls comparable",
+    ] = None
+    supported: Annotated[float | None, "chance if the gain is as printed, or comparable arms are equal"] = None
+    supported_at_half: Annotated[float | None, "chance if the gain is half the printed one"] = None
+    needed: Annotated[
+        int | None, "replicates for an 80 % chance of supported (gains) or reproduced; never fewer than planned"
+    ] = None
+    needed_for_size: Annotated[int | None, "replicates for an 80 % chance of reproducing the size; null if none"] = None
+    can_reproduce: Annotated[bool, "false if no number of replicates can reproduce it"] = True
+    margin: Annotated[float | None, "margin of the printed number, or of a gain's size"] = None
+    paper_error: Annotated[float | None, "standard error of the paper's number, printed or computed"] = None
+    most: Annotated[float | None, "highest chance of reproduced with any number of replicates"] = None
+    explanation: str
 
 
 def power_of_comparable(design: Design, margin: float, widest: float, rules: Rules) -> Power:

@@ -45,6 +45,7 @@ from stages.verdicts.intervals import (
     predict,
     root,
     say_expected,
+    spend_all,
     variance_of,
     with_interval,
 )
@@ -165,6 +166,7 @@ def judge_value(
     widening: float = 0.0,
     size: float = math.inf,
     test_sets: float = 0.0,
+    as_large: str = AS_LARGE,
     may_be_exact: bool = False,
     s2_at: Callable[[float], float] | None = None,
 ) -> Verdict:
@@ -172,8 +174,8 @@ def judge_value(
 
     `planned` is the number of replicates at the final analysis; None means that the plan outlasts all analyses.
     `widening` is how much left-out test rows could change the value.  `test_sets` is the variance added if our test set
-    isn't the paper's.  `s2_at` gives the replicates' variance at another margin, if it depends on the margin.  `size`
-    and `may_be_exact` are as in `judge_equivalence`.
+    isn't the paper's.  `s2_at` gives the replicates' variance at another margin, if it depends on the margin.  `size`,
+    `as_large` and `may_be_exact` are as in `judge_equivalence`.
     """
     numbers = looks_of_numbers(rules, is_error_printed=claim.stderr is not None)
     looks = looks_of_plan(numbers, planned)
@@ -202,12 +204,13 @@ def judge_value(
         looks=looks,
         widening=widening,
         size=size,
+        as_large=as_large,
         may_be_exact=may_be_exact,
         spread_at=None if s2_at is None else lambda margin: dataclasses.replace(spread, s2=s2_at(margin)),
     )
     verdict = with_prediction(verdict, mean, claim.value, spread, rules, widening)
     ours = f"Ours {mean:.4g} (n = {used.n}, s = {s2**0.5:.2g}) − {claim.wording} {claim.value:.4g}"
-    return explain(verdict, ours, sample)
+    return explain(verdict, ours, sample, looks=looks)
 
 
 def judge_equivalence(
@@ -221,15 +224,16 @@ def judge_equivalence(
     looks: Looks,
     widening: float = 0.0,
     size: float = math.inf,
+    as_large: str = AS_LARGE,
     may_be_exact: bool = False,
     spread_at: Callable[[float], Spread] | None = None,
 ) -> Verdict:
     """Test whether `difference` is zero within a margin.  The explanation omits the numbers compared.
 
     If the margin is as large as the printed `size`, even a gain of zero would count as equal to the printed one, so
-    the verdict can only be `not reproduced` or `undecidable`.  With `may_be_exact`, identical replicates are a number
-    without error, such as bytes of memory; otherwise their spread is unknown.  `spread_at` gives the spread at another
-    margin, if it depends on the margin.
+    the verdict can only be `not reproduced` or `undecidable`; `as_large` is the reason that it gives.  With
+    `may_be_exact`, identical replicates are a number without error, such as bytes of memory; otherwise their spread is
+    unknown.  `spread_at` gives the spread at another margin, if it depends on the margin.
     """
     inner_level, outer_level = level(looks, n, rules.alpha_within), level(looks, n, rules.alpha_outside / 2)
     side = 1.0 if difference > 0 else -1.0
@@ -254,7 +258,7 @@ def judge_equivalence(
         if nearest(by, spread.n, outer_level) > by:
             return Status.NOT_REPRODUCED, "wholly outside"
         if is_inside and by >= size:
-            return Status.UNDECIDABLE, AS_LARGE
+            return Status.UNDECIDABLE, as_large
         if is_inside and not n_diverged:
             return Status.REPRODUCED, "within"
         if is_inside:
@@ -262,7 +266,7 @@ def judge_equivalence(
         if decides(float(NEVER), looks[max(looks)], by):
             return Status.INCONCLUSIVE, ""
         if by >= size:
-            return Status.UNDECIDABLE, AS_LARGE
+            return Status.UNDECIDABLE, as_large
         return Status.UNDECIDABLE, "the paper's own error is so large that no number of our replicates would decide"
 
     def beyond(reach: Callable[..., Numbers], replicates: float, alpha: float, by: float) -> float:
@@ -309,12 +313,18 @@ def with_prediction(
     return dataclasses.replace(verdict, prediction=prediction, spread=math.sqrt(spread.s2))
 
 
-def explain(verdict: Verdict, compared: str, *samples: Sample) -> Verdict:
-    """Complete the verdict's explanation with what was compared and with notes on the samples."""
-    waiting = max(sample.n for sample in samples) - verdict.n
+def explain(verdict: Verdict, compared: str, *samples: Sample, looks: Looks) -> Verdict:
+    """Complete the verdict's explanation with what was compared and with notes on the samples.
+
+    `looks` are the planned analyses; after the last one, further replicates are never used.
+    """
+    unused = max(sample.n for sample in samples) - verdict.n
     notes = [f"{verdict.n_diverged} diverged"] if verdict.n_diverged else []
-    if waiting > 0:
-        notes.append(f"{waiting} more wait for the next planned analysis")
+    if unused > 0:
+        of_which = " of the model with more runs" if len(samples) > 1 else ""
+        is_last = spend_all(looks) or verdict.n >= max(looks)
+        why = f"{of_which} aren't used" if is_last else " wait for the next planned analysis"
+        notes.append(f"{unused} more{why}")
     environments = frozenset().union(*(sample.among(range(verdict.n)).environments for sample in samples))
     ran = f" They ran in {len(environments)} environments." if len(environments) > 1 else ""
     about = f" Of the replicates, {', '.join(notes)}." if notes else ""
@@ -393,7 +403,7 @@ def judge_side(
         rules=rules,
         looks=looks,
     )
-    verdict = explain(verdict, f"How far {claimed} {bound:g} (mean of n = {used.n} networks)", sample)
+    verdict = explain(verdict, f"How far {claimed} {bound:g} (mean of n = {used.n} networks)", sample, looks=looks)
     return dataclasses.replace(verdict, explanation=verdict.explanation + warn_of_skew(verdict))
 
 

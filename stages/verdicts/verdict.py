@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 
 class Status(StrEnum):
@@ -31,11 +31,6 @@ class Status(StrEnum):
     DISAGREES = "indicative: disagrees"
     OTHER_HARDWARE = "not tested (hardware)"
     NOT_TESTED = "not tested"
-
-    @property
-    def is_counted(self) -> bool:
-        """True if a paper's badge counts it, because something could be decided."""
-        return self not in (Status.SHOWN, Status.AS_PRINTED, Status.DEVIATES)
 
 
 class DuplicateObservation(ValueError):
@@ -122,18 +117,17 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Part of a grid that a verdict covers: `pairs` of `planned_pairs`, which is None if results determine the pairs.
+    """Part of a grid that a verdict covers.
 
     If the pairs are whole slices, `factor` names the factor with missing levels; `ran` and `missing` list its levels.
-    `models` of the grid's `planned_models` ran; both are None unless results determine the pairs.
     """
 
-    pairs: int
-    planned_pairs: int | None = None
+    pairs: Annotated[int, "pairs of models that ran"]
+    planned_pairs: Annotated[int | None, "pairs of the whole grid; null if results determine the pairs"] = None
     factor: str | None = None
     ran: tuple[Any, ...] = ()
     missing: tuple[Any, ...] = ()
-    models: int | None = None
+    models: Annotated[int | None, "models of the grid that ran, if results determine the pairs"] = None
     planned_models: int | None = None
 
 

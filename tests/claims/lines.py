@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.claims import ClaimLine, JudgedTable, Judgement, Trial, gather, judge_claims, read_claims
+from stages.claims import ClaimLine, Facts, Judgement, Trial, gather, judge_claims, read_claims
 from stages.datasets.manifest import all_files, judge_provenance
 from stages.datasets.mirror import MirrorInfo, describe_file
 from stages.datasets.prepare import READERS
@@ -32,6 +32,7 @@ from stages.runs.evidence import (
     write_lines,
 )
 from stages.runs.fingerprint import training_code
+from stages.verdicts import TableSentence
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 360.0
@@ -238,7 +239,8 @@ def judge(*wanted: ClaimLine, entered: Sequence[Trial] = ()) -> list[Judgement]:
     return judge_all(wanted, entered)[0]
 
 
-def judge_all(wanted: Sequence[ClaimLine], entered: Sequence[Trial]) -> tuple[list[Judgement], list[JudgedTable]]:
-    return judge_claims(
-        wanted, params(), findings={}, groups=gather(params(), entered), devices={"ninformer": "RTX 2080 Ti"}
-    )
+def judge_all(
+    wanted: Sequence[ClaimLine], entered: Sequence[Trial]
+) -> tuple[list[Judgement], dict[str, TableSentence]]:
+    groups, devices = gather(params(), entered), {"ninformer": "RTX 2080 Ti"}
+    return judge_claims(Facts(claims=wanted, params=params(), groups=groups, devices=devices))

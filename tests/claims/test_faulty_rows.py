@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stages.claims import ClaimLine, Judgement, gather, judge_claims, place_claims
+from stages.claims import ClaimLine, Facts, Judgement, gather, judge_claims, place_claims
 from stages.claims.trials import ResultGroup
 from stages.recording.sources import find_results, select
 from stages.verdicts import Status
@@ -50,7 +50,7 @@ def evidence() -> dict[str, list[ResultGroup]]:
 
 def judge(rows: list[ClaimLine]) -> list[Judgement]:
     placed = place_claims(rows, params())
-    return judge_claims(placed, params(), findings={}, groups=evidence(), devices={}, with_power=False)[0]
+    return judge_claims(Facts(claims=placed, params=params(), groups=evidence(), with_power=False))[0]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

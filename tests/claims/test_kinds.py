@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from stages.claims import gather, judge_claims, place_claims, read_claims
+from stages.claims import Facts, gather, judge_claims, place_claims, read_claims
 from stages.claims.history import register_claim
 from stages.claims.kinds import Kind, ValueKind, foresee
 from stages.claims.kinds.counts import compare_setting
@@ -34,9 +34,8 @@ def with_finding(claim: str, status: str) -> Finding:
     "claim", ["brownian.walk", "ninformer.text.c10.acc_vs_localvit", "dac.wide.params", "dac.thm.c1.2"]
 )
 def test_finding_decides_the_claim(claim: str, status: str) -> None:
-    (judgement,), _ = judge_claims(
-        [claims()[claim]], params(), findings={claim: with_finding(claim, status)}, groups={}, devices={}
-    )
+    findings = {claim: with_finding(claim, status)}
+    (judgement,), _ = judge_claims(Facts(claims=[claims()[claim]], params=params(), findings=findings))
     assert (judgement.verdict.status, judgement.basis) == (Status(status), "finding")
     assert judgement.is_decidable and judgement.verdict.explanation == "Counted."
     assert judgement.ours == 0.5
@@ -55,9 +54,8 @@ def test_consistent_numbers_still_need_training() -> None:
     for status, words in expected.items():
         findings = {claim.id: with_finding(claim.id, status)}
         for entered, word in zip(([], run), words, strict=True):
-            (judgement,), _ = judge_claims(
-                [claim], params(), findings=findings, groups=gather(params(), entered), devices={}
-            )
+            groups = gather(params(), entered)
+            (judgement,), _ = judge_claims(Facts(claims=[claim], params=params(), findings=findings, groups=groups))
             assert judgement.verdict.status is word, status
 
 
@@ -130,7 +128,7 @@ def test_claim_with_a_reason_is_not_decidable() -> None:
 
 def test_every_claim_has_a_verdict_or_a_reason() -> None:
     placed = place_claims(read_claims(CLAIMS), params())
-    judged, tables = judge_claims(placed, params(), findings={}, groups={}, devices={})
+    judged, tables = judge_claims(Facts(claims=placed, params=params()))
     assert [judgement.claim.id for judgement in judged] == list(claims())
     assert all(judgement.verdict.explanation.endswith(".") for judgement in judged)
     statuses = Counter(judgement.verdict.status for judgement in judged)
@@ -144,7 +142,7 @@ def test_every_claim_has_a_verdict_or_a_reason() -> None:
             Status.DEVIATES,
         )
     }
-    assert [table.family for table in tables] == list(params().verdicts.families)
+    assert list(tables) == list(params().verdicts.families)
     for judgement in judged:
         if judgement.verdict.status in (Status.HOLDS, Status.FAILS):
             assert judgement.basis == "params", "without findings only counts of the data are decided"

@@ -40,7 +40,7 @@ def gains(*of_labs: float) -> list[list[Trial]]:
 
 def judge(claim: str | ClaimLine, labs: Sequence[Sequence[Trial]]) -> Judgement:
     groups = gather(params(), [trial for own in labs for trial in own])
-    facts = Facts(claims=[], params=params(), findings={}, groups=groups, devices={}, with_power=False)
+    facts = Facts(claims=[], params=params(), groups=groups, with_power=False)
     found = judge_labs(claims()[claim] if isinstance(claim, str) else claim, facts)
     assert found is not None
     return found

@@ -19,6 +19,7 @@ from stages.recording.sources import facts_today
 from stages.results import (
     Claim,
     ClaimFilter,
+    Question,
     Result,
     VerdictRow,
     compare,
@@ -207,7 +208,7 @@ def test_verdicts_and_comparison_use_the_same_results(tmp_path: Path) -> None:
     with open_results(str(tmp_path / "data" / "results.db"))() as session:
         positions = {run.spec["protocol"]["epochs"]: run.group_position for run in session.scalars(select(Result))}
         assert positions == {40: 0, 50: 1}
-        (shown,) = compare(session, dataset="mnist", paper="ninformer")
+        (shown,) = compare(session, Question(dataset="mnist", paper="ninformer"))
         runs = find_judged(session, LEAD).runs
         assert len(runs) == 6 and {run.result.conditions for run in runs} == {shown.conditions}
 

@@ -1,14 +1,16 @@
 """Verdicts on trained models, kind by kind, from result lines with known numbers."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from stages.claims import Judgement
+from stages.claims import Judgement, Trial
 from stages.runs.evidence import EpochRow, Provenance, pack_correct
-from stages.verdicts import Status
+from stages.verdicts import Status, window_error
 from tests.claims.lines import claims, judge, judge_all, params, results, trials
 
 VIT = "ninformer.table2.mnist.vit"  # 0.9712, one run, margin 0.288 points
@@ -225,12 +227,12 @@ def test_nats_per_byte_are_not_compared_with_nats_per_token() -> None:
 def test_table_is_judged_by_mean_gain_and_by_the_papers_count() -> None:
     ranks = [claim for claim in claims().values() if claim.family == "ninformer.table2"]
     lines = results("ninformer-mnist", MNIST)
-    judged, (table,) = judge_all(ranks, trials(lines))
-    assert table.family == "ninformer.table2" and len(table.claims) == 9
-    assert (table.sentence.tested, table.sentence.ahead) == (3, 2)
+    judged, tables = judge_all(ranks, trials(lines))
+    table = tables["ninformer.table2"]
+    assert (table.orders, table.tested, table.ahead) == (9, 3, 2)
     # The three orders lead stepwise from the first arm to the last, so their mean is a third of the total gain.
-    assert table.sentence.gain == pytest.approx((0.9861 - 0.9712 + 0.9779 - 0.9779) / 3)
-    assert table.sentence.text.startswith("Mean gain of 3 of 9 orders on 1 data set +")
+    assert table.gain == pytest.approx((0.9861 - 0.9712 + 0.9779 - 0.9779) / 3)
+    assert table.text.startswith("Mean gain of 3 of 9 orders on 1 data set +")
     tally = next(judgement for judgement in judged if judgement.claim.id == "ninformer.rank")
     assert (tally.verdict.status, tally.ours) == (Status.REVERSED, 2), "9 of 9 is impossible with one reversed"
     assert "Ours: 2 supported, each at α; 1 reversed, each at α/9." in tally.verdict.explanation
@@ -291,7 +293,7 @@ def test_figure_is_shown_once_it_has_results() -> None:
     (nothing,) = judge(figure)
     (shown,) = judge(figure, entered=trials(results("ninformer-mnist", MNIST)))
     assert (nothing.verdict.status, shown.verdict.status) == (Status.NOT_TESTED, Status.SHOWN)
-    assert not shown.is_decidable and not shown.verdict.status.is_counted
+    assert not shown.is_decidable
     assert "5 results of ninformer-mnist; accuracy: ninformer 0.9861 (n = 5)" in shown.verdict.explanation
     both = [*results("ninformer-mnist", MNIST), *results("ninformer-cifar10", MNIST)]
     (of_two,) = judge(figure, entered=trials(both))
@@ -304,3 +306,281 @@ def test_quality_without_a_number_shows_both_arms() -> None:
     (shown,) = judge(claims()["brownian.second_order_accuracy"], entered=trials(lines))
     assert shown.verdict.status is Status.SHOWN
     assert shown.verdict.explanation.endswith("accuracy: cg-fac 0.72 (n = 2), sgd 0.7 (n = 1).")
+
+
+HYPERBF = "hyperbf-cifar10"
+
+
+@pytest.mark.parametrize(
+    ("gain", "comparable", "gap"),
+    [
+        (0.003, Status.SUPPORTED, Status.NOT_REPRODUCED),
+        (0.0, Status.SUPPORTED, Status.NOT_REPRODUCED),
+        (-0.0049, Status.HOLDS_UNDER_READING, Status.REPRODUCED),
+        (-0.016, Status.UNRESOLVED, Status.NOT_REPRODUCED),
+        (-0.02, Status.REVERSED, Status.NOT_REPRODUCED),
+    ],
+)
+def test_hyperbf_is_comparable_unless_clearly_behind(gain: float, comparable: Status, gap: Status) -> None:
+    """The headline is judged separately from the printed loss of 0.49 points."""
+    values = {"vit": [0.7561 + step for step in SPREAD], "hyperbf": [0.7561 + gain + step for step in SPREAD[::-1]]}
+    lines = results(HYPERBF, values, metric="best_epoch_accuracy")
+    headline, loss = judge(
+        *(claims()[f"hyperbf.{i}"] for i in ("comparable.c10", "text.c10.gap")), entered=trials(lines)
+    )
+    assert (headline.verdict.status, loss.verdict.status) == (comparable, gap), headline.verdict.explanation
+    assert headline.ours == loss.ours == pytest.approx(gain, abs=1e-6)
+    assert headline.is_decidable and len(headline.entries) == 10
+
+
+def test_results_of_another_protocol_decide_no_number() -> None:
+    (old,) = judge(claims()[VIT], entered=trials(results("ninformer-mnist", MNIST), follows_plan=False))
+    assert old.verdict.explanation.startswith("Real data under another protocol than params/ prints today;")
+
+
+def test_order_reversed_only_at_full_alpha_does_not_reverse_a_tally() -> None:
+    ranks = [claim for claim in claims().values() if claim.family == "ninformer.table2"]
+    steps = [-0.001, 0.0, 0.001, 0.0005, -0.0005]
+    levels = {"mlp-mixer": 0.971, "vit": 0.971 + 0.00168, "local-vit": 0.978, "ninformer": 0.986}
+    lines = results("ninformer-mnist", {arm: [level + step for step in steps] for arm, level in levels.items()})
+    judged, _ = judge_all(ranks, trials(lines))
+    by_id = {judgement.claim.id: judgement.verdict for judgement in judged}
+    (order,) = [one for one in by_id.values() if one.status is Status.REVERSED]
+    assert order.p_value == pytest.approx(0.01, abs=0.002)
+    assert by_id["ninformer.rank"].status is Status.UNRESOLVED
+
+
+def test_unpublished_test_set_adds_sampling_error() -> None:
+    """ISIC 2019 has no published test set; CIFAR-10 has."""
+    errors = [0.2705 + step for step in (-1e-4, 1e-4, 0.0, 5e-5, -5e-5)]
+    halves = {}
+    for experiment, claim in (
+        ("dac-isic2019", "dac.isic.r20.base"),
+        ("dac-resnet-cifar10", "dac.table1.c10.v1.r20.base"),
+    ):
+        arm = claims()[claim].arm or ""
+        curves = {arm: [[error] * 3 for error in errors]}
+        lines = results(experiment, {arm: [1 - error for error in errors]}, curves=curves)
+        (judgement,) = judge(dataclasses.replace(claims()[claim], stderr=None, n=None), entered=trials(lines))
+        halves[experiment] = (judgement.verdict.high - judgement.verdict.low) / 2
+    assert halves["dac-resnet-cifar10"] < 0.001
+    drawn = (2 * 0.2705 * 0.7295 / 4223) ** 0.5  # two test sets of 4,223 pictures
+    assert 1.6 < halves["dac-isic2019"] / drawn < 1.7
+
+
+def accuracies(last: float, best: float) -> Judgement:
+    """Judge a printed last-epoch accuracy on replicates that end at `last` and peak at `best`."""
+    claim = claims()["ninformer.table2.c10.vit"]
+    spread = [-0.002, -0.001, 0.0, 0.001, 0.002]
+    lines = results("ninformer-cifar10", {"vit": [last + d for d in spread]})
+    both = [
+        dataclasses.replace(
+            line,
+            metrics=(*line.metrics, dataclasses.replace(line.metrics[0], metric="best_epoch_accuracy", value=best + d)),
+        )
+        for line, d in zip(lines, spread, strict=True)
+    ]
+    (judgement,) = judge(claim, entered=trials(both))
+    return judgement
+
+
+def test_verdict_by_another_metric_is_shown() -> None:
+    printed = claims()["ninformer.table2.c10.vit"].value
+    assert printed is not None
+    judgement = accuracies(last=printed, best=printed + 0.05)
+    (variant,) = judgement.variants
+    assert judgement.verdict.status is Status.REPRODUCED
+    assert (variant.metric, variant.status) == ("best_epoch_accuracy", Status.NOT_REPRODUCED)
+    assert variant.ours is not None and abs(variant.ours - printed - 0.05) < 1e-9
+
+
+def test_variant_equals_the_verdict_of_a_claim_with_that_metric() -> None:
+    claim = claims()["ninformer.table2.c10.vit"]
+    lines = results("ninformer-cifar10", {"vit": [0.598, 0.599, 0.6, 0.601, 0.602]}, metric="best_epoch_accuracy")
+    (alone,) = judge(dataclasses.replace(claim, metric="best_epoch_accuracy"), entered=trials(lines))
+    (variant,) = accuracies(last=0.5, best=0.6).variants
+    assert alone.variants == (), "no result has the last epoch's accuracy"
+    assert alone.verdict.status is variant.status
+    assert (alone.verdict.low, alone.verdict.high) == pytest.approx((variant.low, variant.high))
+
+
+def test_undecided_claim_has_no_variants() -> None:
+    (judgement,) = judge(claims()["ninformer.table2.c10.vit"])
+    assert judgement.verdict.status is Status.NOT_TESTED and judgement.variants == ()
+
+
+def figure(name: str, lines: list) -> tuple:
+    (judged,) = judge(claims()[name], entered=trials(lines))
+    assert judged.verdict.status is Status.SHOWN
+    return judged.arms
+
+
+def test_gain_keeps_each_arms_selected_epoch() -> None:
+    (judged,) = judge(claims()["dac.table3.c10.v1.abs"], entered=trials(dac_lines(0.08, 0.07, 0.0813)))
+    assert [(arm.arm, arm.role, arm.epoch, arm.epochs, arm.n) for arm in judged.arms] == [
+        (SHARED, "ablation", 6, 9, 5),
+        (BASE, "baseline", 6, 9, 5),
+    ]
+
+
+def test_figure_6_uses_the_metric_of_appendix_b_with_intervals() -> None:
+    lines = dac_lines(0.08, 0.07, 0.0813)
+    base, dac = figure("dac.fig6", lines)
+    assert (base.arm, dac.arm) == (BASE, DAC), "the figure omits the ablation"
+    curves = np.array([[1 - (row.test_accuracy or 0) for row in line.curves] for line in lines if line.arm == BASE])
+    chosen = window_error(curves, curves)
+    assert (base.value, base.stderr, base.epoch) == (chosen.value, chosen.stderr, chosen.epoch + 1)
+    half = stats.t.ppf(0.975, 4) * np.std(chosen.folds, ddof=1) / 5**0.5
+    assert (base.low, base.high) == pytest.approx((base.value - half, base.value + half))
+    assert (base.flops, dac.experiment) == (1e6, "dac-resnet-cifar10")
+
+
+def test_figure_5_omits_an_arm_with_a_single_fold() -> None:
+    curves = {"vgg20-16": [[0.2, 0.1, 0.1, 0.1, 0.1, 0.11]] * 5, "dac-vgg20-16": [[0.2, 0.1, 0.1, 0.1, 0.1, 0.1]]}
+    lines = results("dac-vgg-cifar10", {arm: [0.9] * len(rows) for arm, rows in curves.items()}, curves=curves)
+    assert [arm.arm for arm in figure("dac.fig5", lines)] == ["vgg20-16"]
+
+
+def test_shortened_runs_add_no_arm_to_a_figure() -> None:
+    """Only the best results of each experiment are drawn."""
+    short = [
+        dataclasses.replace(line, profile="quick", run_key=f"{line.run_key[:-1]}0") for line in dac_lines(0.2, 0.2, 0.2)
+    ]
+    both = trials([*short, *dac_lines(0.08, 0.07, 0.0813)])
+    (judged,) = judge(claims()["dac.fig6"], entered=both)
+    assert [(arm.arm, round(arm.value, 2)) for arm in judged.arms] == [(BASE, 0.09), (DAC, 0.08)]
+
+
+FAIR = (Status.HOLDS_UNDER_READING, Status.INCONCLUSIVE, Status.UNRESOLVED, Status.UNDECIDABLE)
+
+
+def of_epochs(values: Sequence[float], at: int) -> list[Trial]:
+    """Return NMN's perceptron on MNIST for three epochs, with these accuracies and losses at epoch `at`."""
+    lines = results("nmn-mnist", {"yat-mlp": values}, curves={"yat-mlp": [[0.5] * 3] * len(values)})
+    return trials(
+        [
+            dataclasses.replace(
+                line,
+                curves=tuple(
+                    dataclasses.replace(row, test_accuracy=value, test_loss=value, train_loss=value)
+                    if row.epoch == at
+                    else row
+                    for row in line.curves
+                ),
+            )
+            for line, value in zip(lines, values, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize(("curve", "at"), [("accuracy", 1), ("accuracy", 2), ("test_loss", 2), ("train_loss", 3)])
+def test_value_of_an_epoch_is_read_at_that_epoch(curve: str, at: int) -> None:
+    claim = claims()[f"nmn.ext.mnist.{curve}.epoch{at}"]
+    assert claim.value is not None
+    values = [claim.value + 1e-4 * math.sin(replicate) for replicate in range(10)]
+    for epoch, status in ((at, Status.REPRODUCED), (at % 3 + 1, Status.INCONCLUSIVE)):
+        (judgement,) = judge(claim, entered=of_epochs(values, epoch))
+        assert judgement.verdict.status is status, judgement.verdict.explanation
+
+
+def test_training_shorter_than_the_printed_epoch_has_no_value() -> None:
+    claim = dataclasses.replace(claims()["nmn.ext.mnist.test_loss.epoch2"], metric="epoch_4_test_loss")
+    (judgement,) = judge(claim, entered=of_epochs([0.2] * 10, 2))
+    assert judgement.verdict.explanation == "There are results, but no result holds epoch_4_test_loss."
+
+
+@pytest.mark.parametrize(
+    ("s", "status"),
+    [(0.001, Status.REVERSED), (0.004, Status.UNRESOLVED), (0.008, Status.SUPPORTED), (0.0, Status.UNRESOLVED)],
+)
+def test_range_across_frameworks_is_noise_if_seeds_spread_as_widely(s: float, status: Status) -> None:
+    draws = np.linspace(-1, 1, 10)
+    values = 0.95 + s * draws / draws.std(ddof=1)
+    (judgement,) = judge(
+        claims()["nmn.ext.mnist.frameworks"], entered=trials(results("nmn-mnist", {"yat-mlp": values}))
+    )
+    assert (judgement.verdict.status, judgement.is_decidable) == (status, True), judgement.verdict.explanation
+    assert judgement.ours == pytest.approx(3.633 * s, rel=1e-3), "95 of 100 ranges of four draws"
+
+
+@pytest.mark.parametrize(
+    ("at", "status", "by_a_reading"),
+    [(0.9497, Status.REPRODUCED, Status.HOLDS_UNDER_READING), (0.90, Status.NOT_REPRODUCED, Status.INCONCLUSIVE)],
+)
+def test_trainings_of_our_reading_refute_nothing(at: float, status: Status, by_a_reading: Status) -> None:
+    claim = claims()["nmn.ext.mnist.accuracy.epoch3"]
+    entered = trials(results("nmn-mnist", {"yat-mlp": [at + 1e-4 * math.sin(seed) for seed in range(10)]}))
+    (printed,) = judge(claim, entered=entered)
+    (read,) = judge(dataclasses.replace(claim, reading="one layer is ours"), entered=entered)
+    assert (printed.verdict.status, read.verdict.status) == (status, by_a_reading)
+    assert read.verdict.explanation.endswith(". This is a reading: one layer is ours.")
+    assert printed.verdict.by_margin and not read.verdict.by_margin
+    assert all(variant.status in (*FAIR, Status.NOT_TESTED) for variant in read.variants)
+
+
+ORDER, LEARNED = "hyperbf.obs.sigma_order.c10", "hyperbf.obs.sigma_learned"
+MOTION = "brownian.trained.motion"
+NEAR_TWO = (2.1, 2.2, 2.0, 2.15, 2.05)
+
+
+def ran(
+    claim: str,
+    values: Sequence[float | None],
+    *,
+    metric: str | None = None,
+    profile: str = "paper",
+    provenance: Provenance = "full",
+    epochs: int | None = None,
+) -> list[Trial]:
+    row = claims()[claim]
+    lines = results(
+        (row.experiment or "").replace("*", "cifar10"),
+        {row.arm or "": values},
+        metric=metric or row.metric,
+        profile=profile,
+        provenance=provenance,
+        epochs=epochs,
+    )
+    return trials(lines)
+
+
+def judged(claim: str, entered: Sequence[Trial]) -> Judgement:
+    (judgement,) = judge(claims()[claim], entered=entered)
+    return judgement
+
+
+@pytest.mark.parametrize("claim", [ORDER, LEARNED])
+@pytest.mark.parametrize(
+    ("gaps", "status"),
+    [
+        (NEAR_TWO, Status.SUPPORTED),
+        ([-gap for gap in NEAR_TWO], Status.REVERSED),
+        ((0.5, -0.6, 0.4, -0.5, 0.1), Status.UNRESOLVED),
+        ((2.1, None, 2.0, 2.15, 2.05), Status.UNRESOLVED),
+        ((2.1, None, None, None, None), Status.UNRESOLVED),
+        ((2.1, 2.2), Status.UNRESOLVED),
+        ((1.0,) * 5, Status.UNRESOLVED),
+    ],
+)
+def test_width_gap_is_on_one_side_of_its_bound(claim: str, gaps: Sequence[float | None], status: Status) -> None:
+    judgement = judged(claim, ran(claim, gaps))
+    assert (judgement.verdict.status, judgement.is_decidable) == (status, True), judgement.verdict.explanation
+    assert judgement.basis == "results" and len(judgement.entries) == len(gaps)
+    assert gaps is not NEAR_TWO or judgement.ours == pytest.approx(2.1), "the number itself"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "status"),
+    [
+        ((1.02, 0.98, 1.01, 0.99, 1.0), Status.REPRODUCED),
+        ((1.45, 1.40, 1.42, 1.44, 1.43), Status.REPRODUCED),
+        ((3.1, 3.2, 3.0, 3.15, 3.05), Status.NOT_REPRODUCED),
+        ((0.1, 0.12, 0.09, 0.11, 0.1), Status.NOT_REPRODUCED),
+        ((0.6, 1.9, 1.2, 0.7, 1.6), Status.INCONCLUSIVE),
+    ],
+)
+def test_displacement_ratio_must_be_within_half_of_one(ratios: Sequence[float], status: Status) -> None:
+    judgement = judged(MOTION, ran(MOTION, ratios))
+    assert judgement.verdict.status is status, judgement.verdict.explanation
+    assert judgement.verdict.margin == 0.5
+    assert judgement.verdict.prediction is None, "the paper gives no number for a run"

@@ -7,7 +7,17 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.pages.models import ERRORS, first_looks
-from stages.results import Claim, ClaimFilter, Dataset, JudgedClaim, VerdictRow, compare, list_judged, open_results
+from stages.results import (
+    Claim,
+    ClaimFilter,
+    Dataset,
+    JudgedClaim,
+    Question,
+    VerdictRow,
+    compare,
+    list_judged,
+    open_results,
+)
 
 
 def test_only_models_at_chance_are_labelled_so(published_client: TestClient) -> None:
@@ -47,7 +57,7 @@ def test_every_number_at_chance_is_labelled_on_all_pages(published_client: TestC
     )
     with open_results(published)() as session:
         (look,) = first_looks(
-            "nmn", [row], lambda question: compare(session, **vars(question)), session.scalars(select(Dataset))
+            "nmn", [row], lambda question: compare(session, question), session.scalars(select(Dataset))
         ).values()
     assert look.text == f"{100 * lost['ours']['value']:.2f} %, no better than guessing,"
     assert look.chance is not None and said in look.chance
@@ -57,7 +67,7 @@ def test_shortened_and_placeholder_runs_have_no_difference(published: str) -> No
     """Neither with a printed number nor with another model, in any metric."""
     with open_results(published)() as session:
         for metric in (None, "accuracy", "best_epoch_accuracy", "min_error"):
-            for comparison in compare(session, metric=metric):
+            for comparison in compare(session, Question(metric=metric)):
                 shortened = comparison.cut is not None and "epochs" in comparison.cut
                 for arm in comparison.arms:
                     told = arm.difference is not None or (arm.gain is not None and arm.gain.ours is not None)
@@ -70,7 +80,7 @@ def test_previews_show_no_differences_or_times(published: str) -> None:
         datasets = list(session.scalars(select(Dataset)))
         for paper in ("hyperbf", "ninformer", "nmn", "brownian", "dac"):
             judged = list_judged(session, ClaimFilter(paper=paper))
-            looks = first_looks(paper, judged, lambda question: compare(session, **vars(question)), datasets)
+            looks = first_looks(paper, judged, lambda question: compare(session, question), datasets)
             kinds = {row.claim.kind for row in judged if row.claim.id in looks}
             assert kinds <= {"value", "qualitative"}
             assert not [row for row in judged if row.claim.id in looks and row.claim.metric == "inference_time"]

@@ -153,7 +153,7 @@ def test_every_role_has_its_own_mark() -> None:
 
 def test_pairs_are_drawn_in_rows_with_the_papers_gain() -> None:
     pairs = [
-        PairGain(experiment="e", arm=arm, against=f"{arm}-base", gain=gain, low=gain - 0.1, high=gain + 0.1, n=5)
+        PairGain(experiment="e", arm=arm, against=f"{arm}-base", value=gain, low=gain - 0.1, high=gain + 0.1, n=5)
         for arm, gain in (("a", 0.2), ("b", -0.1))
     ]
     titles = {"a": "A", "b": "B", "a-base": "a", "b-base": "b"}
@@ -162,7 +162,7 @@ def test_pairs_are_drawn_in_rows_with_the_papers_gain() -> None:
     axis, ((_, first), (_, second)) = found
     for mark, pair in ((first, pairs[0]), (second, pairs[1])):
         assert (mark.ours, mark.low, mark.high, mark.paper) == tuple(
-            axis.at(number) for number in (pair.gain, pair.low, pair.high, 0.25)
+            axis.at(number) for number in (pair.value, pair.low, pair.high, 0.25)
         )
     assert first.text == "A against a: +20.00 pp (+10.00 to +30.00 pp)"
     assert "0" in [f"{tick.number:g}" for tick in axis.ticks], "no gain has a line"

@@ -94,7 +94,7 @@ def test_trend_is_stated_only_if_significant() -> None:
 def trend_of(gains: dict[int, float]) -> Trend:
     near = {"experiment": "e", "against": "b", "n": 5}
     pairs = tuple(
-        (level, PairGain(arm=f"a-{level}", gain=gain, low=gain - 0.05, high=gain + 0.05, **near))
+        (level, PairGain(arm=f"a-{level}", value=gain, low=gain - 0.05, high=gain + 0.05, **near))
         for level, gain in gains.items()
     )
     return Trend(factor="width", gains=dict(gains), pairs=pairs)

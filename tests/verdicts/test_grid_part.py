@@ -1,16 +1,14 @@
-"""A gain over an incomplete grid of pairs: the statement covers only the pairs that ran."""
+"""Gains over a grid of pairs: statements on the part that ran, and equal gains at every level."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from stages.verdicts import GainClaim, GridPart, Sample, Status, Verdict, judge_gain
-from stages.verdicts.grid_part import Cell, whole_slices
-from stages.verdicts.intervals import combine, half_width, level, looks_of_part, looks_of_plan
-from tests.verdicts.simulation import RULES, above
+from stages.verdicts import GainClaim, GridPart, Sample, Status, UniformClaim, Verdict, judge_gain, judge_uniform
+from stages.verdicts.grid_part import Cell, Distances, measure_levels, whole_slices
+from tests.verdicts.simulation import RULES
 
 CLAIM = GainClaim(gain=0.2, margin=0.05, better="higher")
 WIDTHS, DEPTHS = (18, 25, 35, 50, 71, 100, 141), (5, 6, 8, 11, 16)
@@ -42,24 +40,6 @@ def judge(there: Cells, gains: np.ndarray, *, noise: np.ndarray, claim: GainClai
     return judge_gain(claim, *means, rules=RULES, pairing="none", planned=SEEDS, part=part, pairs=ran)
 
 
-def test_sequential_depths_err_no_more_often_than_one_analysis() -> None:
-    """Without any gain, judged after each of five depths at 3 and 5 seeds; at the full level each time, 5.7 % err."""
-    trials, nominal = 12_000, RULES.alpha_outside / 2
-    draws = np.random.default_rng(1).normal(0, 0.05, (2, trials, len(DEPTHS), len(WIDTHS), SEEDS))
-    wrong = {"shared": np.zeros(trials, bool), "full": np.zeros(trials, bool)}
-    looks = looks_of_plan(RULES.looks, SEEDS)
-    for depths in range(1, len(DEPTHS) + 1):
-        shared = looks_of_part(looks, depths * len(WIDTHS), len(GRID))
-        for n in looks:
-            arms = draws[:, :, :depths, :, :n].mean(axis=(2, 3))
-            variance, df = combine([(arm.var(axis=-1, ddof=1) / n, n - 1.0) for arm in arms])
-            gain = arms[0].mean(axis=-1) - arms[1].mean(axis=-1)
-            for name, at in (("shared", shared), ("full", looks)):
-                wrong[name] |= gain > half_width(variance, df, level(at, n, nominal))
-    assert wrong["shared"].mean() <= above(nominal, trials)
-    assert wrong["full"].mean() == pytest.approx(0.057, abs=0.008)
-
-
 def test_part_of_a_grid_needs_more_evidence_than_the_whole() -> None:
     part = judge(SLICES, np.full(14, 0.2), noise=some_noise(14))
     whole = judge(GRID, np.full(35, 0.2), noise=some_noise(35))
@@ -79,67 +59,11 @@ def test_sentence_lists_the_depths_that_ran_and_the_missing_ones() -> None:
     verdict = judge(SLICES, gains, noise=some_noise(14))
     assert verdict.status is Status.SUPPORTED
     assert "It is of depth 5 and 8 with every width; depth 6, 11 and 16 didn't run." in verdict.explanation
+    assert verdict.scope is not None and (verdict.scope.ran, verdict.scope.missing) == ((5, 8), (6, 11, 16))
     by_seeds = judge(GRID, np.tile(gains, 3)[:35], noise=some_noise(35))
     assert "didn't run" not in by_seeds.explanation and by_seeds.status is Status.SUPPORTED
     assert verdict.size.prediction is None, "the paper's rerun would cover every depth"
     assert by_seeds.size.prediction is not None
-
-
-def whole_grid(gains: Sequence[float], ran: int, order: str, trials: int = 4000) -> tuple[np.ndarray, np.ndarray]:
-    """Simulate 96.7 % intervals [trials] of all widths' mean gain, as if those that ran were drawn at random.
-
-    `gains` are those of the widths, with five seeds of one SD.  Var = (1 − l/L) s²/l (Cochran 1977, ch. 2) has its own
-    t, and so has the variance of the seeds (Banerjee 1960).  Until 2026-11, verdicts on a part showed this interval.
-    """
-    rng, levels, alpha = np.random.default_rng(0), len(gains), (1 - 0.967) / 2
-    which = np.tile(np.arange(levels), (trials, 1))
-    which = (rng.permuted(which, axis=1) if order == "random" else which)[:, :ran]
-    seeds = 2 * 0.05**2 / (SEEDS * len(DEPTHS))
-    seen = np.array(gains)[which] + rng.normal(0, seeds**0.5, which.shape)
-    between = (1 - ran / levels) * seen.var(axis=1, ddof=1) / ran
-    parts = (seeds / ran, 2.0 * (SEEDS - 1)), (between, ran - 1.0)
-    half = np.sqrt(sum(stats.t.isf(alpha, df) ** 2 * variance for variance, df in parts))
-    return seen.mean(axis=1) - half, seen.mean(axis=1) + half
-
-
-FLAT = (0.2,) * 7
-PUBLISHED = (0.156, 0.125, 0.18, 0.205, 0.275, 0.305, 0.305)
-"""Gains of SGEMM's widths, from 18 to 141 units, over 5 and 8 layers."""
-FALLING = (0.1, 0.1, 0.1, -0.1, -0.2, -0.2, -0.2)
-
-
-@pytest.mark.parametrize(
-    ("gains", "ran", "coverage", "wrong_sign"),
-    [
-        (FLAT, 3, 0.999, 0),
-        (PUBLISHED, 3, 0.57, 0),
-        (PUBLISHED, 4, 0.26, 0),
-        (FALLING, 2, 0.33, 0.45),
-        (FALLING, 3, 0, 1),
-    ],
-)
-def test_narrowest_widths_say_nothing_of_the_whole_grid(
-    gains: tuple[float, ...], ran: int, coverage: float, wrong_sign: float
-) -> None:
-    """A random sample of widths would keep 96.7 % if gains hardly jump; the narrowest ones don't."""
-    mean = np.mean(gains)
-    low, high = whole_grid(gains, ran, "narrowest")
-    assert np.mean((low <= mean) & (mean <= high)) == pytest.approx(coverage, abs=0.03)
-    assert np.mean((low > 0) & (mean < 0)) == pytest.approx(wrong_sign, abs=0.03)
-    low, high = whole_grid(gains, ran, "random")
-    assert np.mean((low <= mean) & (mean <= high)) > (0.8 if gains is FALLING else 0.94)
-
-
-def test_verdict_on_the_narrowest_widths_errs_at_its_level_and_leaves_the_grid_open() -> None:
-    """The widths that ran gain nothing on average; wider ones would gain."""
-    there, rng = cells(widths=WIDTHS[:3]), np.random.default_rng(1)
-    gains = np.repeat([-0.05, 0.0, 0.05], len(DEPTHS))
-    verdicts = [judge(there, gains, noise=rng.normal(0, 0.05, (2, len(there), SEEDS))) for _ in range(100)]
-    wrong = sum(verdict.status is not Status.UNRESOLVED for verdict in verdicts)
-    assert wrong / len(verdicts) <= above(RULES.alpha_outside, len(verdicts))
-    for verdict in verdicts:
-        assert verdict.scope is not None and verdict.scope.missing == WIDTHS[3:]
-        assert verdict.explanation.endswith("They may differ by any amount, so the whole grid isn't judged.")
 
 
 def test_slices_are_complete_levels_of_one_factor() -> None:
@@ -158,3 +82,85 @@ def test_printed_number_needs_every_pair() -> None:
         assert (part.status, part.size.status) == (Status.SUPPORTED, Status.INCONCLUSIVE)
         assert whole.size.status is of_whole
         assert part.size.explanation.endswith("more pairs are needed.") and part.size.replicates_expected is None
+
+
+UNIFORM = UniformClaim(factor="width", is_whole=True, gain=0.25, margin=0.0625, better="lower")
+N, OTHERS = 5, 5
+Pairs = dict[int, list[tuple[Sample, Sample]]]
+
+
+def pairs(gains: list[float], *, seed: int = 0, spread: float = 0.05, n: int = N, depths: int = OTHERS) -> Pairs:
+    rng = np.random.default_rng(seed)
+    drawn: Pairs = {}
+    for number, gain in enumerate(gains):
+        arms = [(rng.normal(-5 - gain, spread, n), rng.normal(-5, spread, n)) for _ in range(depths)]
+        drawn[number] = [(Sample.of(one.tolist()), Sample.of(other.tolist())) for one, other in arms]
+    return drawn
+
+
+def judge_levels(levels: Pairs, claim: UniformClaim = UNIFORM) -> Verdict:
+    return judge_uniform(claim, levels, rules=RULES)
+
+
+def test_error_is_the_interaction_of_a_two_way_anova() -> None:
+    """F = MS(levels)/MS(residual) of a least-squares fit of levels and slices without replication."""
+    cell_gains = np.random.default_rng(1).normal(0.2, 0.1, (OTHERS, 3))
+    slices = [pairs(row.tolist(), seed=depth, depths=1) for depth, row in enumerate(cell_gains)]
+    levels = {at: [one[at][0] for one in slices] for at in range(3)}
+    gains = measure_levels(UNIFORM, levels, N)
+    cells = np.array(
+        [[np.mean(theirs.values) - np.mean(ours.values) for ours, theirs in row] for row in levels.values()]
+    )
+    level, depth = np.indices(cells.shape)
+    fit = np.hstack([np.eye(3)[level.ravel()], np.eye(OTHERS)[depth.ravel()]])
+    residual = float(np.square(cells.ravel() - fit @ np.linalg.lstsq(fit, cells.ravel())[0]).sum())
+    df = cells.size - np.linalg.matrix_rank(fit)
+    assert (gains.df, gains.spread) == (df, pytest.approx((residual / df) ** 0.5))
+    assert gains.f == pytest.approx(OTHERS * cells.mean(axis=1).var(ddof=1) / (residual / df))
+    assert gains.p == pytest.approx(stats.f.sf(gains.f, 2, df))
+
+
+def test_error_is_at_least_that_of_the_seeds() -> None:
+    """Even if gains agree in every pair by chance."""
+    steps = np.array([-0.02, -0.01, 0.0, 0.01, 0.02])
+    levels = {at: [(Sample.of((-5.25 + steps).tolist()), Sample.of((-5 + steps).tolist()))] * 3 for at in range(4)}
+    gains = measure_levels(UNIFORM, levels, N)
+    assert gains.spread == pytest.approx((2 * steps.var(ddof=1) / N) ** 0.5)
+    assert judge_levels(levels).status is Status.REPRODUCED
+
+
+def test_sentence_lists_all_levels_and_those_outside_the_margin() -> None:
+    verdict = judge_levels(pairs([0.10, 0.05, 0.18, 0.21, 0.28, 0.31, 0.31], spread=0.02))
+    assert "wholly outside 0.25 ± 0.0625: 0, 1. Better at every width. " in verdict.explanation
+    assert "Exactly alike: F(6, 24) = " in verdict.explanation
+    assert verdict.p_value < 1e-10
+    assert "Better" not in judge_levels(pairs([0.0] + [0.3] * 6, spread=0.02)).explanation
+
+
+def test_two_levels_are_compared_by_a_paired_t_test() -> None:
+    """Each of several levels is compared with the mean of the others by Welch's test."""
+    cells = np.random.default_rng(4).normal(0.2, 0.1, (2, OTHERS))
+    by_t = stats.ttest_rel(*cells).confidence_interval(0.9)
+    distances = Distances.between(cells)
+    assert distances.largest(0.05) == pytest.approx(max(map(abs, by_t)))
+    assert distances.least(0.05) == pytest.approx(max(0.0, max(by_t.low, -by_t.high)))
+    more = np.vstack([cells, 0.2 + 0 * cells])
+    levels = cells - more[2] / 2 - np.stack([more[3], more[3]]) / 2
+    welch = stats.ttest_ind(*levels, equal_var=False)
+    assert Distances.between(more).df[0] == pytest.approx(welch.df)
+    assert Distances.between(more).apart[0] / Distances.between(more).variance[0] ** 0.5 == pytest.approx(
+        abs(welch.statistic)
+    )
+
+
+def test_incomparable_levels_are_left_open() -> None:
+    levels = pairs([0.25] * 7)
+    levels[3][0] = (Sample.of([None, -5.0, -5.1, -5.2, -5.1]), levels[3][0][1])
+    assert (judge_levels(levels).status, judge_levels(levels).n_diverged) == (Status.INCONCLUSIVE, 1)
+    assert judge_levels(pairs([0.25] * 7, n=4)).explanation.startswith("4 of the first 5")
+    for few in (pairs([0.25]), pairs([0.25] * 7, depths=1), pairs([0.25] * 7, spread=0.0)):
+        assert judge_levels(few).status is Status.INCONCLUSIVE
+        assert (
+            judge_levels(few).explanation
+            == "Two levels of width and of another factor, with gains that differ, are needed."
+        )

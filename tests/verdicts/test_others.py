@@ -1,10 +1,33 @@
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from stages.verdicts import Failures, Status, fisher_p, judge_count, judge_proportion, judge_proportions
-from stages.verdicts.others import newcombe
+from stages.claims.kinds.base import LOG_SPREAD
+from stages.runs.evidence import EvidenceLine, ResultLine, read_lines
+from stages.verdicts import (
+    EvidenceLevel,
+    Failures,
+    GainClaim,
+    Sample,
+    Status,
+    evidence_level_of,
+    fisher_p,
+    indicate_order,
+    judge_count,
+    judge_proportion,
+    judge_proportions,
+    weigh_gap,
+)
+from stages.verdicts.others import CALIBRATED_AT, CALIBRATED_PAIRS, DEMANDED, ELSEWHERE, GAPS, HELD, newcombe
 from tests.verdicts.simulation import RULES
 
 
@@ -95,3 +118,130 @@ def test_counts_are_exact_and_printed_zeros_may_be_rounding(printed: int, counte
     unit = "10" if printed % 100 else "100"
     said = f"true if the printed number is rounded to {unit}."
     assert verdict.explanation.endswith(said) == (status is Status.HOLDS_UNDER_READING)
+
+
+CLAIM = GainClaim(gain=0.02, margin=0.01, better="higher")
+
+
+@pytest.mark.parametrize(
+    ("profile", "provenance", "epochs", "expected"),
+    [
+        ("paper", "full", 100, EvidenceLevel.DECIDES),
+        ("paper", "subset", 100, EvidenceLevel.INDICATES),
+        ("quick", "full", 30, EvidenceLevel.INDICATES),
+        ("quick", "subset", 30, EvidenceLevel.INDICATES),
+        ("quick", "full", 29, EvidenceLevel.SILENT),
+        ("paper", "embedded", 100, EvidenceLevel.SILENT),
+        ("smoke", "embedded", 100, EvidenceLevel.SILENT),
+    ],
+)
+def test_evidence_level_of_a_run(profile: str, provenance: str, epochs: int, expected: EvidenceLevel) -> None:
+    said = evidence_level_of(profile=profile, provenance=provenance, share=epochs / 100, rules=RULES)
+    assert said is expected
+
+
+@pytest.mark.parametrize(
+    ("proposed", "baseline", "status"),
+    [
+        ([0.6], [0.5], Status.AGREES),
+        ([0.5, 0.6], [0.6, 0.6], Status.DISAGREES),
+        ([0.5], [0.5], Status.NOT_TESTED),
+        ([None], [0.5], Status.NOT_TESTED),
+        ([], [0.5], Status.NOT_TESTED),
+    ],
+)
+def test_short_run_indicates_a_direction(proposed: list, baseline: list, status: Status) -> None:
+    verdict = indicate_order(CLAIM, Sample.of(proposed), Sample.of(baseline), epochs_share=0.3)
+    assert verdict.status is status
+
+
+def test_direction_depends_on_the_claim_and_the_metric() -> None:
+    lower = GainClaim(gain=0.02, margin=0.01, better="lower")
+    worse = GainClaim(gain=-0.02, margin=0.01, better="higher")
+    arms = Sample.of([0.4]), Sample.of([0.5])
+    assert indicate_order(lower, *arms, epochs_share=0.3).status is Status.AGREES
+    assert indicate_order(worse, *arms, epochs_share=0.3).status is Status.AGREES
+    assert "At 30% of the printed epochs the gain is −0.1 (n = 1)" in (
+        indicate_order(worse, *arms, epochs_share=0.3).explanation
+    )
+
+
+@pytest.mark.parametrize(
+    ("gain", "indicates", "said"),
+    [
+        (0.025, True, "The gap is 2.5 SD of a difference of two replicates (0.01); an order seen at 30% of"),
+        (-0.025, True, f"2 to 3 SD held in {HELD[3][0] / HELD[3][1]:.0%} of cases among 406 pairs of SGEMM networks."),
+        (0.045, True, f"with a gap of 3 or more SD held in {HELD[4][0] / HELD[4][1]:.0%} of cases"),
+        (0.015, False, f"1 to 2 SD held in {HELD[2][0] / HELD[2][1]:.0%} of cases among 406 pairs"),
+        (0.0004, False, "0 to 0.5 SD held in 52% of cases among 406 pairs of SGEMM networks. Below 2 SD"),
+    ],
+)
+def test_order_is_indicated_from_two_spreads(gain: float, indicates: bool, said: str) -> None:
+    may, explanation = weigh_gap(gain, 0.01)
+    assert may is indicates and said in explanation, explanation
+    assert explanation.endswith("16 of 16 held." if indicates else "too close to say.")
+
+
+def test_no_order_is_indicated_without_a_spread() -> None:
+    assert weigh_gap(0.5, None) == (False, "Nothing says how far replicates spread, so no order is indicated.")
+
+
+SPREAD = LOG_SPREAD * math.sqrt(2)
+"""The plan's assumed SD of a difference of two logarithms, used as the unit of gaps."""
+
+
+@cache
+def networks() -> dict[str, list[ResultLine]]:
+    """Return the published full runs of the SGEMM networks with 5 and 8 layers, by arm."""
+    found: dict[str, list[ResultLine]] = defaultdict(list)
+    for line in (row.result for row in read_lines(Path("data/evidence/dac-sgemm.jsonl"), EvidenceLine)):
+        if line.profile == "paper" and line.spec["model"]["arguments"]["depth"] in (5, 8):
+            found[line.arm].append(line)
+    return found
+
+
+def at(line: ResultLine, share: float) -> float:
+    """Return the log test error at the best validation epoch within the first `share` of training."""
+    curve = line.curves[: max(1, round(share * len(line.curves)))]
+    return math.log(min(curve, key=lambda epoch: epoch.val_loss or math.inf).test_loss or math.nan)
+
+
+def calibrate(
+    early: Mapping[str, Sequence[float]], final: Mapping[str, float], spread: float
+) -> tuple[tuple[int, int], ...]:
+    """Return (orders that held, orders seen) by class of gap, over all pairs of arms and of their replicates.
+
+    `early` has the values of each arm's replicates at a part of training, `final` its mean at the end.
+    """
+    found = np.zeros((len(GAPS), 2), dtype=int)
+    for one, other in itertools.combinations(early, 2):
+        gaps = np.subtract.outer(early[one], early[other]).ravel()
+        held = gaps * (final[one] - final[other]) > 0
+        for number, is_held in zip(np.searchsorted(GAPS, np.abs(gaps) / spread, side="right") - 1, held, strict=True):
+            found[number] += is_held, 1
+    return tuple((int(held), int(seen)) for held, seen in found)
+
+
+def rates(arms: Collection[str], share: float) -> tuple[tuple[int, int], ...]:
+    early = {arm: [at(line, share) for line in networks()[arm]] for arm in arms}
+    final = {arm: float(np.mean([at(line, 1.0) for line in networks()[arm]])) for arm in arms}
+    return calibrate(early, final, SPREAD)
+
+
+def test_recorded_rates_follow_from_the_published_curves() -> None:
+    assert {len(lines) for lines in networks().values()} == {5}
+    assert math.comb(len(networks()), 2) == CALIBRATED_PAIRS
+    assert rates(networks(), CALIBRATED_AT) == HELD
+
+
+def test_recorded_rates_elsewhere_are_those_of_a_temporary_order() -> None:
+    """NMN's prototypes on MNIST are the only other pair with full runs; they differ only early in training."""
+    errors: dict[str, list[list[float]]] = defaultdict(list)
+    for line in (row.result for row in read_lines(Path("data/evidence/nmn-mnist-inversion.jsonl"), EvidenceLine)):
+        if line.arm.endswith("-ten-epochs"):
+            errors[line.arm].append([math.log(1 - (epoch.test_accuracy or 0.0)) for epoch in line.curves])
+    early = {arm: [curve[round(CALIBRATED_AT * len(curve)) - 1] for curve in curves] for arm, curves in errors.items()}
+    final = {arm: float(np.mean([curve[-1] for curve in curves])) for arm, curves in errors.items()}
+    assert abs(np.subtract(*final.values())) < 0.01 < SPREAD
+    found = np.array(calibrate(early, final, SPREAD))
+    assert tuple(found[GAPS.index(DEMANDED) :].sum(axis=0)) == ELSEWHERE and found[:, 1].sum() == 100

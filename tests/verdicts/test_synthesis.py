@@ -5,11 +5,11 @@ import pytest
 from scipy import stats
 
 from stages.verdicts import PrintedOrder, Status, TableSentence, Verdict, judge_table
-from stages.verdicts.families import mean_gain, measure_heterogeneity
-from tests.verdicts.simulation import RULES, above
+from stages.verdicts.families import measure_heterogeneity
+from tests.verdicts.simulation import RULES
 
 SHARE = RULES.alpha_outside * RULES.looks[5]
-FOLDS, TRIALS = 5, 20_000
+FOLDS = 5
 STEPS = np.array([0.001, -0.002, 0.0, 0.003, -0.002])
 
 
@@ -95,36 +95,3 @@ def test_orders_without_evidence_are_omitted_and_mentioned() -> None:
     apart[1].gains.clear()  # type: ignore[attr-defined]
     nothing = judge_table(apart, RULES)
     assert nothing.status is Status.UNRESOLVED and "fewer than two replicates in common: no interval" in nothing.text
-
-
-def simulate(gains: np.ndarray, errors: np.ndarray, shared: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Simulate (mean, half-width, half-width of random effects) of tables of two data sets with five folds each.
-
-    `shared` is the part of an order's variance that all orders on its data set share.
-    """
-    rng, k = np.random.default_rng(0), gains.size
-    own = rng.standard_normal((TRIALS, 2, k // 2, FOLDS))
-    common = rng.standard_normal((TRIALS, 2, 1, FOLDS))
-    noise = (1 - shared) ** 0.5 * own + shared**0.5 * common
-    folds = (gains[:, None] + FOLDS**0.5 * errors[:, None] * noise.reshape(TRIALS, k, FOLDS)).reshape(noise.shape)
-    mean, half = mean_gain([folds[:, 0], folds[:, 1]], SHARE / 2)
-    seen = folds.mean(axis=-1).reshape(TRIALS, k)
-    within = folds.var(axis=-1, ddof=1).mean(axis=(1, 2)) / FOLDS
-    old = stats.t.isf(SHARE / 2, k - 1) * (np.maximum(seen.var(axis=1, ddof=1), within) / k) ** 0.5
-    return mean, half, old
-
-
-@pytest.mark.parametrize(("shared", "old_errs"), [(0.0, 0.007), (0.3, 0.12), (0.5, 0.21), (0.8, 0.31)])
-def test_table_errs_at_its_level_unlike_independent_orders(shared: float, old_errs: float) -> None:
-    """Sixteen orders without any gain at a level of 2 %; random effects treat them as independent."""
-    mean, half, old = simulate(np.zeros(16), np.ones(16), shared)
-    assert np.mean(np.abs(mean) > half) <= above(SHARE, TRIALS)
-    assert np.mean(np.abs(mean) > old) == pytest.approx(old_errs, abs=0.02)
-
-
-def test_table_judged_after_every_order_would_err_far_beyond_its_level() -> None:
-    """Nine orders on one data set without any gain arrive one after another, as the cheap ones do first."""
-    noise = np.random.default_rng(0).normal(0, 1, (TRIALS, 9, FOLDS))
-    ahead = [gain > half for gain, half in (mean_gain([noise[:, :ran]], SHARE / 2) for ran in range(1, 10))]
-    assert np.mean(ahead[-1]) <= above(SHARE / 2, TRIALS)
-    assert np.mean(np.any(ahead, axis=0)) > 4 * SHARE / 2

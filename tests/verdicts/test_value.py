@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -6,7 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from stages.verdicts import DuplicateObservation, Observation, Sample, Status, ValueClaim, judge_value
+from stages.verdicts import (
+    DuplicateObservation,
+    GainClaim,
+    Observation,
+    Sample,
+    Status,
+    ValueClaim,
+    judge_gain,
+    judge_side,
+    judge_value,
+)
+from stages.verdicts.intervals import half_width, variance_of
+from stages.verdicts.value import Spread
 from tests.verdicts.simulation import RULES
 
 FIVE = [0.812, 0.815, 0.811, 0.816, 0.813]
@@ -104,13 +117,7 @@ def test_replicates_beyond_an_analysis_are_only_mentioned() -> None:
     at_five, at_nine = judge(claim, FIVE), judge(claim, [*FIVE, 0.1, 0.9, 0.1, 0.9])
     assert dataclasses.replace(at_nine, explanation="") == dataclasses.replace(at_five, explanation="")
     assert "4 more wait for the next planned analysis" in at_nine.explanation
-
-
-def test_gap_in_the_planned_order_ends_the_analysis() -> None:
-    """The five of ten replicates that count are fixed."""
-    later = Sample(tuple(Observation(index=index, value=0.81) for index in (0, 1, 2, 4, 5, 6, 7, 8)))
-    verdict = judge_value(ValueClaim(value=0.81, margin=0.01), later, rules=RULES)
-    assert (verdict.status, verdict.n) == (Status.INCONCLUSIVE, 4)
+    assert "Of the replicates, 4 more aren't used." in judge(claim, [*FIVE, 0.1, 0.9, 0.1, 0.9], planned=5).explanation
 
 
 def test_repeated_or_non_finite_replicate_is_an_error() -> None:
@@ -138,25 +145,6 @@ def test_identical_replicates_decide_nothing(value: float) -> None:
     verdict = judge(ValueClaim(value=value, margin=0.01), [0.81] * 5)
     assert verdict.status is Status.INCONCLUSIVE
     assert "don't differ at all" in verdict.explanation
-
-
-def test_other_arms_add_no_degrees_of_freedom() -> None:
-    """Pooled with a second arm that is at chance, this verdict would be `not reproduced`."""
-    verdict = judge(ValueClaim(value=0.889, margin=0.005, n=1), [0.900, 0.908, 0.904, 0.912, 0.906], planned=5)
-    assert verdict.status is Status.INCONCLUSIVE
-    half = stats.t.ppf(0.95, 4) * verdict.spread * np.sqrt(1 + 1 / 5)
-    assert (verdict.low, verdict.high) == (pytest.approx(0.017 - half), pytest.approx(0.017 + half))
-
-
-def test_mixed_environments_are_mentioned() -> None:
-    mixed = Sample(
-        tuple(
-            Observation(index=i, value=value, environments=frozenset({"cuda" if i else "cpu"}))
-            for i, value in enumerate(FIVE)
-        )
-    )
-    verdict = judge_value(ValueClaim(value=0.81, margin=0.05), mixed, rules=RULES)
-    assert verdict.explanation.endswith(" They ran in 2 environments.")
 
 
 @given(samples, shifts, st.floats(1e-4, 0.05), st.floats(1.0, 5.0))
@@ -204,3 +192,65 @@ def test_unit_does_not_matter(sample: list, shift: float, factor: float) -> None
     plain = judge(ValueClaim(value=value, margin=0.01), sample)
     scaled = judge(ValueClaim(value=value * factor, margin=0.01 * factor), [one * factor for one in sample])
     assert (plain.status, plain.replicates_expected) == (scaled.status, scaled.replicates_expected)
+
+
+OURS = [0.900, 0.904, 0.897, 0.902, 0.899]
+
+
+@pytest.mark.parametrize("n", [3, 5, 10])
+@pytest.mark.parametrize(("paper_n", "prints_error"), [(1, False), (5, False), (5, True)])
+def test_interval_covers_a_rerun_of_the_same_procedure_in_95_percent(n: int, paper_n: int, prints_error: bool) -> None:
+    """With a printed error, Welch's df make it slightly more."""
+    ours, runs = (np.random.default_rng(seed).normal(size=(40_000, size)) for seed, size in ((n, n), (99, paper_n)))
+    stderr = stats.sem(runs, axis=1) if prints_error else None
+    variance, freedom = Spread(s2=variance_of(ours), df=n - 1, n=n, stderr=stderr, paper_n=paper_n).at(n)
+    half = half_width(variance, freedom, RULES.alpha_outside / 2)
+    covered = float(np.mean(np.abs(ours.mean(axis=1) - runs.mean(axis=1)) <= half))
+    assert 0.945 < covered < 0.975 if prints_error else abs(covered - 0.95) < 0.005
+
+
+def test_interval_for_a_single_run_is_students() -> None:
+    verdict = judge_value(ValueClaim(value=0.903, margin=0.001, n=1), Sample.of(OURS), rules=RULES, planned=5)
+    half = stats.t.ppf(0.975, 4) * np.std(OURS, ddof=1) * math.sqrt(1 / 5 + 1)
+    found = verdict.prediction
+    assert (found.low, found.high) == (pytest.approx(np.mean(OURS) - half), pytest.approx(np.mean(OURS) + half))
+    assert (found.confidence, found.holds) == (0.95, True)
+    assert verdict.status is Status.UNDECIDABLE, "the prediction answers even if the margin doesn't decide"
+    far = judge_value(ValueClaim(value=0.92, margin=0.001, n=1), Sample.of(OURS), rules=RULES, planned=5)
+    assert not far.prediction.holds
+
+
+def test_missing_test_rows_widen_it_and_a_printed_error_narrows_it() -> None:
+    claim = ValueClaim(value=0.9, margin=0.01, n=1)
+    plain, wide = (judge_value(claim, Sample.of(OURS), rules=RULES, widening=w).prediction for w in (0.0, 0.002))
+    assert wide.high - wide.low == pytest.approx(plain.high - plain.low + 0.004)
+    printed = judge_value(dataclasses.replace(claim, stderr=0.0004, n=5), Sample.of(OURS), rules=RULES).prediction
+    assert printed.high - printed.low < plain.high - plain.low
+
+
+def test_equal_replicates_predict_nothing() -> None:
+    assert judge_value(ValueClaim(value=0.9, margin=0.01), Sample.of([0.9] * 5), rules=RULES).prediction is None
+
+
+def test_gain_has_a_prediction_of_its_size() -> None:
+    base = [value - 0.02 + step for value, step in zip(OURS, (0.001, -0.001, 0.0, 0.002, -0.001), strict=True)]
+    claim = GainClaim(gain=0.021, margin=0.0105, better="higher", n=1)
+    size = judge_gain(claim, Sample.of(OURS), Sample.of(base), rules=RULES, pairing="fold", planned=5).size
+    gains = np.subtract(OURS, base)
+    half = stats.t.ppf(0.975, 4) * gains.std(ddof=1) * math.sqrt(1 + 1 / 5)
+    assert (size.prediction.low, size.prediction.holds) == (pytest.approx(gains.mean() - half), True)
+
+
+VALUES = Sample.of([0.5, 0.52, 0.49, 0.51, 0.48])
+
+
+def test_sentence_states_distance_and_bound() -> None:
+    verdict = judge_side(1.0, "lower", VALUES, rules=RULES)
+    assert verdict.estimate == pytest.approx(0.5)
+    assert verdict.explanation.startswith("How far below 1 (mean of n = 5 networks) = +0.500, 98 % interval")
+    assert verdict.explanation.endswith(": below, as claimed.")
+    assert verdict.p_value is not None and verdict.p_value < 0.001
+    near = judge_side(0.53, "lower", VALUES, rules=RULES)
+    assert near.explanation.endswith(
+        " If the noise is skewed, such a verdict is wrong in 10 to 20 % of cases, not 5 %."
+    )

@@ -18,7 +18,7 @@ import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, ClassVar, Literal
 
@@ -77,15 +77,15 @@ WELCH = "mean difference of the arms, by replicate; Welch's t over seeds, a pair
 class Facts:
     """Everything that judging a claim depends on.
 
-    `claims` are all claims being judged; `devices` has the device that each paper timed on.  With `with_power`, the
-    power of each plan is computed, too, which takes most of the time.
+    `claims` are all claims being judged; `groups` are those of `gather`; `devices` has the device that each paper timed
+    on.  With `with_power`, the power of each plan is computed, too, which takes most of the time.
     """
 
     claims: Sequence[ClaimLine]
     params: Params
-    findings: Mapping[str, Finding]
-    groups: Mapping[str, Sequence[ResultGroup]]
-    devices: Mapping[str, str]
+    findings: Mapping[str, Finding] = field(default_factory=dict)
+    groups: Mapping[str, Sequence[ResultGroup]] = field(default_factory=dict)
+    devices: Mapping[str, str] = field(default_factory=dict)
     with_power: bool = True
 
     def groups_of(self, claim: ClaimLine) -> list[ResultGroup]:
