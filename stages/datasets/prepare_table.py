@@ -8,14 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.datasets.manifest import (
-    Manifest,
-    all_files,
-    check_response,
-    check_shared,
-    find_shared,
-    judge_provenance,
-)
+from stages.datasets.manifest import Manifest, all_files, check_response, judge_provenance
 from stages.datasets.packed import PackedInfo, Split, TableSet, digest_tables, write_packed
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
@@ -126,22 +119,13 @@ def pack_table(
     std: tuple[float, ...],
     note: str | None,
     target: Path,
-    *,
-    is_published: bool = False,
+    shared: int = 0,
 ) -> PackedInfo:
     """Write the splits of a table, standardised by `mean` and `std`, and their description into `target`.
 
-    `is_published`: the splits are as published, not drawn, so they share no more rows than declared.
-
-    Raises:
-        DatasetError: they do.
+    `shared`: how many test rows are training rows, too; rows of SGEMM are checked to be different.
     """
     train, test = len(splits["train"].targets), len(splits["test"].targets)
-    shared = find_shared(*(np.column_stack([part.features, part.targets]) for part in splits.values()))
-    if is_published:
-        check_shared(shared, source.shared_images or 0, manifest.dataset, "row")
-    elif shared:
-        note = f"{note}; {len(shared):,} of them are also training rows"
     info = PackedInfo(
         dataset=manifest.dataset,
         kind="table",
@@ -154,7 +138,7 @@ def pack_table(
         test_rows=None,
         excluded_test_images=0,
         source=manifest.source,
-        shared_test_images=len(shared),
+        shared_test_images=shared,
         mean=mean,
         std=std,
         split_note=note,

@@ -116,7 +116,7 @@ def list_files(source: DatasetSource, folder: Path, mirror: Path | None, *, acce
         are_known = bool(names)
         for root in (folder, *([mirror] if mirror else [])):
             for path in (root / file.name).rglob("*"):
-                if path.is_symlink() and not path.is_file():
+                if path.is_symlink() and not path.is_file() and not path.name.startswith("."):
                     what = "a folder" if path.exists() else "nothing"
                     raise DatasetError(f"{path}: a link to {what}; put the files there, or link all of {file.name}")
                 names |= {path.relative_to(root).as_posix()} if path.is_file() else set()

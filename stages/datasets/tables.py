@@ -12,7 +12,7 @@ import numpy as np
 
 from stages.datasets.arrays import one_of_each_row, read_arrays
 from stages.datasets.labels import GREATEST, encode_targets
-from stages.datasets.manifest import Manifest, check_classes, check_response, find_reader
+from stages.datasets.manifest import Manifest, check_classes, check_response, check_shared, find_reader, find_shared
 from stages.datasets.packed import PackedInfo, Split, TableSet
 from stages.datasets.prepare_table import STAND_IN_ROWS, pack_table, split_rows
 from stages.datasets.shards import SPLITS, choose_splits, refuse_duplicates, split_of
@@ -131,11 +131,13 @@ def prepare_own_table(
     mean, std = _statistics(features[rows["train"]])
     scaled = np.nan_to_num((features - mean) / std).astype(np.float32)  # a missing value becomes the mean
     splits = {split: TableSet(scaled[part], targets[part].astype(np.float32)) for split, part in rows.items()}
-    is_published = manifest.source != "embedded" and note != _DRAWN
-    return pack_table(
-        *(source, manifest, splits, columns, tuple(mean.tolist()), tuple(std.tolist()), note or None, target),
-        is_published=is_published,
-    )
+    shared = find_shared(*(np.column_stack([part.features, part.targets]) for part in splits.values()))
+    if note == _DRAWN and shared:
+        note += f"; {len(shared):,} of them are also training rows"
+    elif manifest.source != "embedded":
+        check_shared(shared, source.shared_images or 0, manifest.dataset, "row")
+    scale = tuple(mean.tolist()), tuple(std.tolist())
+    return pack_table(source, manifest, splits, columns, *scale, note or None, target, len(shared))
 
 
 def _statistics(features: np.ndarray) -> np.ndarray:
