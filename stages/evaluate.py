@@ -87,24 +87,25 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     data, name = Path("data"), options.experiment
     try:
-        device, profile = str(pick_device(options.device)), load_params().profile
+        device, params = str(pick_device(options.device)), load_params()
+        profile, own = params.profile, params.experiments[name].metrics if name in params.experiments else {}
         if profile.data == "embedded":  # on real data, this would change the latencies
             keep_freed_memory()
         with MeasurementCache("timed").held(name, is_patient=not options.ahead) as is_ours:
             if not is_ours:
                 return 0  # the stage itself is running
-            found = evaluate_experiment(name, data, profile, device, _code_of, anew=options.anew)
+            found = evaluate_experiment(name, data, profile, device, _code_of, own, anew=options.anew)
     except ValueError as error:
         print(f"evaluate@{name}: {error}", file=sys.stderr)
         return 1
     labels: dict[str, list[str]] = {}
-    for label, words in found.faults.items():
+    for label, words in [*found.faults.items(), *found.failed.items()]:
         labels.setdefault(words, []).append(label)
     for words, runs in labels.items():
         more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
         print(f"evaluate@{name}: {', '.join(runs[:3])}{more}: {words}", file=sys.stderr)
     if options.ahead:
-        return INCOMPLETE if found.faults else 0
+        return INCOMPLETE if found.faults or found.failed else 0
     if refuse_changed(f"evaluate@{name}") or not found.results:
         return 1
     write_atomically(data / "results" / f"{name}.jsonl", write_lines(found.results))
@@ -128,6 +129,9 @@ def main(arguments: list[str] | None = None) -> int:
             "`python -m stages.record` records these now",
             file=sys.stderr,
         )
+        return INCOMPLETE
+    if found.failed:
+        print(f"evaluate@{name}: all other metrics are in data/results/{name}.jsonl", file=sys.stderr)
         return INCOMPLETE
     return 0
 

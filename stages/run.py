@@ -195,6 +195,7 @@ class RunSpec:
 
     `code` maps each module to the digest of its source, and each installed package that it needs to its version.
     `task` names what is learned, unless it is an image's class, a number for a table's row, or a text's next token.
+    `task_class` has the `name`, `package.module:name`, and the arguments of another package's class for that task.
     """
 
     model: ModelSpec
@@ -203,6 +204,7 @@ class RunSpec:
     replicate: Replicate
     code: Mapping[str, str]
     task: TaskName | None = None
+    task_class: Mapping[str, Any] | None = None
 
     @property
     def run_key(self) -> str:
@@ -231,6 +233,7 @@ class RunSpec:
             replicate=Replicate(**spec["replicate"]),
             code=dict(spec["code"]),
             task=spec.get("task"),
+            task_class=spec.get("task_class"),
         )
 
 

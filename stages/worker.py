@@ -359,9 +359,7 @@ def _sealed_files(
     }
     known = {}
     if divergence is None:
-        data = {"dataset": info.dataset, "shape": info.shape, "classes": info.classes}
-        contract = InputContract.of_run(job.spec, info.kind, **data)
-        weights = files["weights.safetensors"] = dump_checkpoint(model, contract)
+        weights = files["weights.safetensors"] = dump_checkpoint(model, InputContract.of_run(job.spec, info))
         known["weights.safetensors"] = result["weights_sha256"] = hashlib.sha256(weights).hexdigest()
     files["result.json"] = canonical_json(result).encode()
     return seal(files, known)

@@ -35,13 +35,13 @@ def repro(folder: Path) -> str:
 def make_checkout(folder: Path, *, epochs: int = 1) -> Path:
     make_project(folder, epochs=epochs)
     shutil.rmtree(folder / "data")
-    index = yaml.safe_load((folder / "params.yaml").read_text())
+    index = yaml.safe_load((folder / "params.yaml").read_text(encoding="utf-8"))
     index["datasets"] = {"mnist": index["datasets"]["mnist"]}
     index["experiments"]["other-mnist"] = index["experiments"][EXPERIMENT]
-    (folder / "params.yaml").write_text(yaml.safe_dump(index))
-    other = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text())
+    (folder / "params.yaml").write_text(yaml.safe_dump(index), encoding="utf-8")
+    other = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text(encoding="utf-8"))
     other["protocol"]["seeds"] = [7]
-    (folder / "params" / "other-mnist.yaml").write_text(yaml.safe_dump(other))
+    (folder / "params" / "other-mnist.yaml").write_text(yaml.safe_dump(other), encoding="utf-8")
     copy_stages(folder)
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
         shutil.copy(REPOSITORY / name, folder / name)

@@ -61,7 +61,7 @@ class Dispatched(TorchDispatchMode):
 @cache
 def dtypes_on_cuda() -> dict[str, set[str]]:
     """Supported dtypes by operator on an H100 (tests/golden/make_cuda_dtypes.py)."""
-    content = json.loads(Path(__file__).with_name("golden").joinpath("cuda_dtypes.json").read_text())
+    content = json.loads(Path(__file__).with_name("golden").joinpath("cuda_dtypes.json").read_text(encoding="utf-8"))
     return {name: {*dtypes.split()} for dtypes, names in content["operators"].items() for name in names.split(", ")}
 
 

@@ -39,7 +39,7 @@ class Cluster:
         # Output goes to a file because the server would keep a pipe open.
         with (self.folder / "log").open("a") as log:
             done = subprocess.run(command, cwd=self.folder, user=self.owner, stdout=log, stderr=log, check=False)
-        assert done.returncode == 0, (self.folder / "log").read_text()
+        assert done.returncode == 0, (self.folder / "log").read_text(encoding="utf-8")
 
     def start(self) -> None:
         options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"

@@ -81,7 +81,8 @@ def _server() -> tuple[Path, dict[str, str]]:
             address=address,
             environment=environment,
             folder=str(FOLDER),
-        )
+        ),
+        encoding="utf-8",
     )
     (folder / "python").chmod(0o700)
     command = [sys.executable, "-P", preloaded.__file__, address]

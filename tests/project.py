@@ -37,14 +37,14 @@ def edit(path: Path, change: Callable[[Any], None]) -> None:
 
 def whole_file(experiment: str, root: Path = REPOSITORY) -> dict[str, Any]:
     """Return an experiment's parameters, merged with the file that it inherits from."""
-    names = yaml.safe_load((root / "params.yaml").read_text())["experiments"]
+    names = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))["experiments"]
     whole: dict[str, Any] = merge(read_files(root, names), experiment, root / "params" / f"{experiment}.yaml")
     return whole
 
 
 def make_project(folder: Path, *, epochs: int = 3, steps_per_epoch: int | None = 4, slots: int = 1) -> Path:
     """Write parameters and packed data to `folder`; the code stays in the repository."""
-    index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    index = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
     index["profiles"]["smoke"]["overrides"] = {"epochs": epochs, "steps_per_epoch": steps_per_epoch, "batch_size": 16}
     index["profiles"]["smoke"]["slots"] = slots
     index["experiments"] = {EXPERIMENT: {"paper": "ninformer", "dataset": "mnist"}}
@@ -60,8 +60,8 @@ def make_project(folder: Path, *, epochs: int = 3, steps_per_epoch: int | None =
         },
     }
     (folder / "params").mkdir(parents=True)
-    (folder / "params.yaml").write_text(yaml.safe_dump(index))
-    (folder / "params" / f"{EXPERIMENT}.yaml").write_text(yaml.safe_dump(experiment))
+    (folder / "params.yaml").write_text(yaml.safe_dump(index), encoding="utf-8")
+    (folder / "params" / f"{EXPERIMENT}.yaml").write_text(yaml.safe_dump(experiment), encoding="utf-8")
     pack_stand_in(folder / "data" / "processed" / "mnist", "mnist")
     return folder
 

@@ -29,7 +29,7 @@ def write_soak_report(name: str, facts: dict[str, Any]) -> bool:
     }
     path = Path(folder) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return True
 
 

@@ -22,9 +22,9 @@ def toy_paper(tmp_path: Path) -> Path:
         path = source_path(name) or REPOSITORY / name
         target = tmp_path / path.relative_to(REPOSITORY)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(path.read_text())
-    index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(index | {"experiments": {}}))
+        target.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    index = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(index | {"experiments": {}}), encoding="utf-8")
     paper = tmp_path / "stages" / "papers" / "toy"
     paper.mkdir()
     (paper / "__init__.py").touch()
@@ -32,7 +32,8 @@ def toy_paper(tmp_path: Path) -> Path:
         "from stages.papers.finding import Finding\n"
         "def findings(margins):\n"
         "    return [Finding(claim='toy.half', holds=True, computed={'ratio': 1 / 3}, explanation='A third.'),\n"
-        "            Finding(claim='toy.sum', holds=False, computed={'sum': 5}, explanation='2 + 2 is not 5.')]\n"
+        "            Finding(claim='toy.sum', holds=False, computed={'sum': 5}, explanation='2 + 2 is not 5.')]\n",
+        encoding="utf-8",
     )
     (tmp_path / "data").mkdir()
     return tmp_path
@@ -41,7 +42,9 @@ def toy_paper(tmp_path: Path) -> Path:
 def test_findings_of_every_paper_are_written_as_lines(toy_paper: Path) -> None:
     done = python("-m", "stages.analyse", cwd=toy_paper, env=environment() | {"PYTHONPATH": str(toy_paper)})
     assert done.stdout == "analyse: toy: 1 fails, 1 holds\n"
-    lines = [json.loads(line) for line in (toy_paper / "data" / "findings.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (toy_paper / "data" / "findings.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [(line["paper"], line["claim"], line["holds"]) for line in lines] == [
         ("toy", "toy.half", True),
         ("toy", "toy.sum", False),
@@ -113,7 +116,7 @@ def test_readings_quote_the_papers_exactly(found: list[Finding]) -> None:
     texts = {}
     for paper, number in SOURCE_OF.items():
         (source,) = SOURCES.glob(f"{number}_*.txt")
-        texts[paper] = plain(source.read_text())
+        texts[paper] = plain(source.read_text(encoding="utf-8"))
     for finding in found:
         for reading in finding.readings:
             for quote in re.findall(r'"([^"]+)"', reading.text):

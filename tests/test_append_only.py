@@ -131,7 +131,9 @@ def test_dropped_lines_of_a_merge_are_found_and_full_clones_share_a_digest(
 ) -> None:
     lost, first = find_lost(merged, read_versions(merged)), digest_history(read_versions(merged))
     assert [one.text.split()[0] for one in lost[-1:]] == ["more"] and len(lost) > 1
-    (tmp_path / "settings").write_text("[log]\nshowRoot = false\ndiffMerges = combined\n[diff]\nrelative = true\n")
+    (tmp_path / "settings").write_text(
+        "[log]\nshowRoot = false\ndiffMerges = combined\n[diff]\nrelative = true\n", encoding="utf-8"
+    )
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "settings"))
     git(tmp_path, "clone", "-q", merged.as_uri(), "clone")
     git(tmp_path / "clone", "repack", "-qad", "--write-midx")

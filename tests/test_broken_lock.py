@@ -23,14 +23,14 @@ WHOLE = "schema: '2.0'\nstages:\n  inputs:\n    cmd: python -m stages.inputs\n"
     ids=["empty", "truncated", "truncated in a word", "in conflict"],
 )
 def test_fault_of_the_lock_is_described(tmp_path: Path, text: str, fault: str) -> None:
-    (tmp_path / "dvc.lock").write_text(text)
+    (tmp_path / "dvc.lock").write_text(text, encoding="utf-8")
     with pytest.raises(Mistake, match=fault):
         refuse_broken_lock(tmp_path / "dvc.lock")
 
 
 def test_valid_or_missing_lock_passes(tmp_path: Path) -> None:
     refuse_broken_lock(tmp_path / "dvc.lock")
-    (tmp_path / "dvc.lock").write_text(WHOLE)
+    (tmp_path / "dvc.lock").write_text(WHOLE, encoding="utf-8")
     refuse_broken_lock(tmp_path / "dvc.lock")
 
 

@@ -245,7 +245,10 @@ def test_every_kind_is_used_and_has_a_judge(claims: dict[str, ClaimLine]) -> Non
 
 def test_unknown_kind_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ClaimsError, match=r"claims\.csv, line 2: kind: Input should be 'value', .* or 'qualitative'"):
-        parse_claims(CLAIMS.read_text().replace(",value,0.7561,", ",proportion,0.7561,", 1), tmp_path / "claims.csv")
+        parse_claims(
+            CLAIMS.read_text(encoding="utf-8").replace(",value,0.7561,", ",proportion,0.7561,", 1),
+            tmp_path / "claims.csv",
+        )
 
 
 def test_every_metric_has_one_better_direction(claims: dict[str, ClaimLine], five: dict[str, ClaimLine]) -> None:
@@ -273,7 +276,7 @@ def test_arithmetic_in_notes_is_correct(claims: dict[str, ClaimLine]) -> None:
 
 
 def test_claims_file_is_reviewable_plain_text() -> None:
-    text = CLAIMS.read_text()
+    text = CLAIMS.read_text(encoding="utf-8")
     with CLAIMS.open(newline="") as file:
         header = csv.DictReader(file).fieldnames
     assert header is not None and set(header) == {field.name for field in dataclasses.fields(ClaimLine)}

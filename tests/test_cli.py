@@ -29,7 +29,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy_project(folder)
     record(folder, "data/results.db")
     (folder / "data" / "evidence").mkdir(exist_ok=True)
-    (folder / "data" / "flops.json").write_text("{}")
+    (folder / "data" / "flops.json").write_text("{}", encoding="utf-8")
     return folder
 
 
@@ -243,7 +243,7 @@ def test_wrapped_sentence_is_indented_below_its_start() -> None:
 
 def test_bash_completes_commands_options_and_names(project: Path) -> None:
     script = project / "completion.bash"
-    script.write_text(claimcheck("completion", "bash").stdout)
+    script.write_text(claimcheck("completion", "bash").stdout, encoding="utf-8")
 
     def completed(*words: str) -> set[str]:
         ask = f"""
@@ -281,7 +281,7 @@ done
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh on this machine (apt install zsh)")
 def test_zsh_completes_commands_options_and_repeated_names(project: Path) -> None:
     """Run zsh on a terminal without prior completion setup."""
-    (project / "completion.zsh").write_text(claimcheck("completion", "zsh").stdout)
+    (project / "completion.zsh").write_text(claimcheck("completion", "zsh").stdout, encoding="utf-8")
     typed = {
         "claimcheck stat": "claimcheck status ",
         "claimcheck plan --j": "claimcheck plan --json ",
@@ -370,4 +370,4 @@ def test_broken_pipe_is_no_error(project: Path, tmp_path: Path, arguments: list[
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
     if arguments[0] == "profile":
-        assert "\nprofile: quick\n" in (tmp_path / "project" / "params.yaml").read_text()
+        assert "\nprofile: quick\n" in (tmp_path / "project" / "params.yaml").read_text(encoding="utf-8")

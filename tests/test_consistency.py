@@ -249,7 +249,7 @@ def first_line() -> ResultLine:
 def test_curves_are_stored_by_column_and_read_back(tmp_path: Path) -> None:
     line = dataclasses.replace(first_line(), curves=ROWS)
     (tmp_path / "x.jsonl").write_bytes(write_lines([line]))
-    columns = json.loads((tmp_path / "x.jsonl").read_text())["curves"]
+    columns = json.loads((tmp_path / "x.jsonl").read_text(encoding="utf-8"))["curves"]
     assert columns["train_loss"] == [2.5, 1.5]
     assert columns["val_loss"] == [2.25, None]
     assert "test_loss" not in columns, "no epoch has one"
@@ -279,7 +279,7 @@ def test_curves_are_stored_by_column_and_read_back(tmp_path: Path) -> None:
 )
 def test_invalid_curves_are_reported_by_file_and_line(tmp_path: Path, curves: object, message: str) -> None:
     line = json.loads(write_lines([first_line()]))
-    (tmp_path / "x.jsonl").write_text(json.dumps({**line, "curves": curves}) + "\n")
+    (tmp_path / "x.jsonl").write_text(json.dumps({**line, "curves": curves}) + "\n", encoding="utf-8")
     with pytest.raises(EvidenceError, match=message):
         read_lines(tmp_path / "x.jsonl", ResultLine)
 
@@ -296,13 +296,13 @@ def test_curves_are_a_sequence_of_epochs() -> None:
 
 
 def test_key_order_and_white_space_do_not_change_the_digest(tmp_path: Path) -> None:
-    text = (REPOSITORY / "data" / "evidence" / "ninformer-mnist.jsonl").read_text().splitlines()[0]
+    text = (REPOSITORY / "data" / "evidence" / "ninformer-mnist.jsonl").read_text(encoding="utf-8").splitlines()[0]
     line, path = json.loads(text), tmp_path / "x.jsonl"
-    path.write_text(json.dumps(dict(reversed(line.items()))) + "\n")
+    path.write_text(json.dumps(dict(reversed(line.items()))) + "\n", encoding="utf-8")
     assert write_lines(read_lines(path, EvidenceLine)).decode() == f"{text}\n"
     line["cost"]["train_seconds"] += 1
     for edited in (json.dumps(line), json.dumps(line, sort_keys=True, separators=(",", ":"))):
-        path.write_text(f"{edited}\n")
+        path.write_text(f"{edited}\n", encoding="utf-8")
         with pytest.raises(EvidenceError, match="it was changed after it was published"):
             read_lines(path, EvidenceLine)
 

@@ -41,9 +41,9 @@ def commit(project: Path, what: str) -> str:
 def rewrite(project: Path, *files: tuple[str, str, str]) -> None:
     for name, old, new in files:
         path = project / "stages" / name
-        source = path.read_text()
+        source = path.read_text(encoding="utf-8")
         assert old in source, f"{name} lacks {old!r}"
-        path.write_text(source.replace(old, new))
+        path.write_text(source.replace(old, new), encoding="utf-8")
 
 
 def rename_a_module(project: Path) -> None:
@@ -76,7 +76,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A git project with its own code and two trained runs."""
     project = make_project(tmp_path_factory.mktemp("trained") / "project", epochs=1, steps_per_epoch=2)
     copy_stages(project)
-    (project / ".gitignore").write_text(IGNORED)
+    (project / ".gitignore").write_text(IGNORED, encoding="utf-8")
     git(project, "init", "-q")
     commit(project, "old")
     done = ask(project, "stages.train", EXPERIMENT)
@@ -130,7 +130,10 @@ def test_renamed_module_keeps_its_outcomes_once_shown_equivalent(renamed: tuple[
     assert "2 runs, 2 from the store, 0 to train" in done.stdout
     done = ask(project, "stages.evaluate", EXPERIMENT)
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(text) for text in (project / f"data/results/{EXPERIMENT}.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(text)
+        for text in (project / f"data/results/{EXPERIMENT}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert all("stages.training.stopping" in line["spec"]["code"] for line in lines), "the training's environment"
     assert in_store(project) == 2
     (project / PATH).unlink()
@@ -160,8 +163,8 @@ def test_changed_fast_path_is_excluded_only_on_request(trained: Path, tmp_path: 
 @pytest.mark.slow
 def test_forged_line_is_refused_and_has_no_effect_if_resealed(renamed: tuple[Path, str], tmp_path: Path) -> None:
     project = copy(renamed[0], tmp_path)
-    line = json.loads((project / PATH).read_text())
-    (project / PATH).write_text(canonical_json(line | {"made": "2020-01-01T00:00:00Z"}) + "\n")
+    line = json.loads((project / PATH).read_text(encoding="utf-8"))
+    (project / PATH).write_text(canonical_json(line | {"made": "2020-01-01T00:00:00Z"}) + "\n", encoding="utf-8")
     with pytest.raises(EvidenceError, match=r"equivalences\.jsonl, line 1: its digest is .* it was changed after"):
         read_equivalences(project)
     refused = ask(project, "stages.train", EXPERIMENT)
@@ -169,7 +172,7 @@ def test_forged_line_is_refused_and_has_no_effect_if_resealed(renamed: tuple[Pat
     assert "Traceback" not in refused.stderr
     for proof in line["proofs"]:  # the chain no longer starts at the code that trained the outcome
         proof["modules"]["stages.training.loop"][0] = "0" * 16
-    (project / PATH).write_text(canonical_json(seal(line)) + "\n")
+    (project / PATH).write_text(canonical_json(seal(line)) + "\n", encoding="utf-8")
     assert in_store(project) == 0
 
 
@@ -187,10 +190,10 @@ def test_hand_written_line_is_refuted_by_retraining_with_spec_step_and_tensor(
     renamed: tuple[Path, str], tmp_path: Path
 ) -> None:
     project = copy(renamed[0], tmp_path)
-    line = json.loads((project / PATH).read_text())
+    line = json.loads((project / PATH).read_text(encoding="utf-8"))
     change_a_number(project)
     commit(project, "a number")
-    changed = source_digest((project / "stages/training/optimizer.py").read_text())
+    changed = source_digest((project / "stages/training/optimizer.py").read_text(encoding="utf-8"))
     for proof in line["proofs"]:
         modules = {name: [after, after] for name, (_, after) in proof["modules"].items() if after}
         modules["stages.training.optimizer"][1] = changed

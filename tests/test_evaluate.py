@@ -132,11 +132,11 @@ def test_result_lines_hold_the_measurements_and_are_reproducible(evaluated: Path
     assert all(line.train_seconds > 0 and line.peak_memory_bytes > 1e7 for line in costs)
     assert all((line.latency_batch_size, line.latency_repeats) == (2, 1) for line in costs)
     assert all(line.latency_seconds_per_sample and line.latency_seconds_per_sample > 0 for line in costs)
-    shown = json.loads((Path("data/metrics") / f"{EXPERIMENT}.json").read_text())
+    shown = json.loads((Path("data/metrics") / f"{EXPERIMENT}.json").read_text(encoding="utf-8"))
     accuracy = {line.arm: next(m.value for m in line.metrics if m.metric == "accuracy") for line in lines}
     best = {"baseline": accuracy["vit"], "proposed": accuracy["ninformer"]}
     assert shown == {"runs": 2, "metric": "accuracy", **best}
-    assert len((Path("data/plots") / f"{EXPERIMENT}.csv").read_text().splitlines()) == 1 + 2 * 2
+    assert len((Path("data/plots") / f"{EXPERIMENT}.csv").read_text(encoding="utf-8").splitlines()) == 1 + 2 * 2
 
 
 def test_summary_has_the_best_arm_of_each_role(evaluated: Path) -> None:
@@ -199,7 +199,7 @@ def test_only_the_new_replicate_is_evaluated(evaluated: Path, loads: list[str]) 
 def test_new_network_of_one_arm_retimes_all_arms(trained: Path, loads: list[str]) -> None:
     edit_profile(lambda profile: profile["latency"].update(repeats=6))
     assert main([EXPERIMENT]) == 0
-    before, line_of_ninformer = keys(), RESULTS.read_text().splitlines()[0]
+    before, line_of_ninformer = keys(), RESULTS.read_text(encoding="utf-8").splitlines()[0]
     times = {line.arm: line.latency_seconds_per_sample for line in read_lines(COSTS, CostLine)}
     edit(
         Path("params") / f"{EXPERIMENT}.yaml", lambda experiment: experiment["arms"]["vit"]["model"].update(mlp_dim=24)
@@ -210,7 +210,7 @@ def test_new_network_of_one_arm_retimes_all_arms(trained: Path, loads: list[str]
     after = keys()
     assert after["vit.0"] != before["vit.0"] and after["ninformer.0"] == before["ninformer.0"]
     assert loads == [after["ninformer.0"], after["vit.0"]] * 3, "three rounds of timing; vit is evaluated in the first"
-    assert RESULTS.read_text().splitlines()[0] == line_of_ninformer
+    assert RESULTS.read_text(encoding="utf-8").splitlines()[0] == line_of_ninformer
     assert all(line.latency_seconds_per_sample != times[line.arm] for line in read_lines(COSTS, CostLine))
 
 
@@ -249,7 +249,7 @@ def test_changed_test_data_under_the_same_digest_invalidate_measurements(evaluat
 def test_damaged_measurement_is_repeated(evaluated: Path, fault: str, loads: list[str]) -> None:
     first = RESULTS.read_bytes()
     kept = Path("data/store/evaluated") / f"{keys()['vit.0']}.json"
-    text = kept.read_text()
+    text = kept.read_text(encoding="utf-8")
     value = json.loads(text)["measured"]["metrics"][0]["value"]
     damaged = {
         "flipped": text.replace('"accuracy"', '"accuracx"', 1),
@@ -258,11 +258,11 @@ def test_damaged_measurement_is_repeated(evaluated: Path, fault: str, loads: lis
         "not JSON": "",
     }[fault]
     assert damaged != text
-    kept.write_text(damaged)
+    kept.write_text(damaged, encoding="utf-8")
     loads.clear()
     assert main([EXPERIMENT]) == 0
     assert loads == [keys()["vit.0"]]
-    assert RESULTS.read_bytes() == first and kept.read_text() == text
+    assert RESULTS.read_bytes() == first and kept.read_text(encoding="utf-8") == text
 
 
 def test_damaged_run_does_not_block_others_and_is_evaluated_next_time(
@@ -333,15 +333,15 @@ def test_contradictory_result_is_not_written(trained: Path, capsys: pytest.Captu
     folder = next(
         path.parent
         for path in (Path("data/runs") / EXPERIMENT).glob("*/spec.json")
-        if json.loads(path.read_text())["model"]["path"].endswith(":ViT")
+        if json.loads(path.read_text(encoding="utf-8"))["model"]["path"].endswith(":ViT")
     )
-    result = json.loads((folder / "result.json").read_text())
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     del result["outcome_sha256"]
-    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
     rows[-1]["test_accuracy"] = 1.5
     for name, text in (("result.json", json.dumps(result)), ("history.jsonl", "\n".join(map(json.dumps, rows)) + "\n")):
         (folder / name).unlink()
-        (folder / name).write_text(text)
+        (folder / name).write_text(text, encoding="utf-8")
     assert main([EXPERIMENT]) == INCOMPLETE
     stderr = capsys.readouterr().err
     assert f"evaluate@{EXPERIMENT}: vit.0: contradicts itself: test_accuracy of epoch 2 is no share" in stderr

@@ -29,14 +29,14 @@ CIFAR100 = "params/ninformer-cifar100.yaml"  # inherits from it
 @pytest.fixture(scope="module")
 def index() -> str:
     """Index reduced to one paper's experiments, which load faster."""
-    content = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    content = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
     content["experiments"] = {name: content["experiments"][name] for name in EXPERIMENTS}
     return yaml.safe_dump(content, sort_keys=False)
 
 
 @pytest.fixture
 def project(index: str, tmp_path: Path) -> Path:
-    (tmp_path / "params.yaml").write_text(index)
+    (tmp_path / "params.yaml").write_text(index, encoding="utf-8")
     (tmp_path / "params").mkdir()
     for name in EXPERIMENTS:
         shutil.copy(REPOSITORY / "params" / f"{name}.yaml", tmp_path / "params")
@@ -222,7 +222,7 @@ def test_mistake_reports_file_path_and_choices(project: Path, file: str, changes
 
 def test_file_inherits_everything_that_it_does_not_override(project: Path) -> None:
     for name in (CIFAR10, CIFAR100):
-        assert ("like" in yaml.safe_load((project / name).read_text())) is (name == CIFAR100)
+        assert ("like" in yaml.safe_load((project / name).read_text(encoding="utf-8"))) is (name == CIFAR100)
     edit(project / CIFAR10, lambda p: p["protocol"].update(epochs=7))
     edit(project / CIFAR10, lambda p: p["protocol"].update(augmentation={"crop_padding": 2, "horizontal_flip": True}))
     edit(project / CIFAR100, lambda p: p.update(protocol={"augmentation": {"crop_padding": 3}}))
@@ -265,7 +265,7 @@ def test_invalid_like_is_reported(project: Path, like: str, message: str) -> Non
 def test_inherited_file_may_not_be_a_list(project: Path) -> None:
     """Even if the index doesn't list that file as an experiment."""
     edit(project / "params.yaml", lambda p: p["experiments"].pop("ninformer-cifar10"))
-    (project / CIFAR10).write_text("[vit]\n")
+    (project / CIFAR10).write_text("[vit]\n", encoding="utf-8")
     with pytest.raises(ParamsError) as caught:
         load_params(project)
     assert str(caught.value) == f"{project / CIFAR10}: expected title, protocol and arms; found ['vit']"
@@ -299,7 +299,7 @@ def test_unreadable_file_is_one_error(project: Path, file: str, content: bytes, 
 
 def test_documented_profile_works(project: Path) -> None:
     """Copied from the page into params.yaml, it plans runs."""
-    page = (REPOSITORY / "docs" / "train.md").read_text()
+    page = (REPOSITORY / "docs" / "train.md").read_text(encoding="utf-8")
     own = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])["profiles"]
     edit(project / "params.yaml", lambda params: params["profiles"].update(own))
     params = load_params(project)

@@ -35,7 +35,7 @@ def test_placeholder_profile_makes_no_request(
     monkeypatch.setenv("CLAIMCHECK_MIRROR", str(tmp_path / "mirror"))
     assert fetch.main(["tiny"]) == 0
     assert official_host.asked == []
-    assert json.loads((tmp_path / "data/raw/tiny.json").read_text()) == {
+    assert json.loads((tmp_path / "data/raw/tiny.json").read_text(encoding="utf-8")) == {
         "dataset": "tiny",
         "source": "embedded",
         "files": [],
@@ -54,7 +54,7 @@ def test_real_profile_downloads_to_the_home_folder(
     write_params(tmp_path, "quick", tiny=dataset.at(official_host.url))
     monkeypatch.setenv("CLAIMCHECK_HOME", str(tmp_path / "elsewhere"))
     assert fetch.main(["tiny"]) == 0
-    manifest = json.loads((tmp_path / "data/raw/tiny.json").read_text())
+    manifest = json.loads((tmp_path / "data/raw/tiny.json").read_text(encoding="utf-8"))
     stored = {file["name"]: (tmp_path / "elsewhere" / file["path"]).read_bytes() for file in manifest["files"]}
     assert stored == dataset.files
     assert not (tmp_path / "data/downloads").exists()
@@ -97,7 +97,7 @@ def test_unwritable_folder_is_one_line(
 ) -> None:
     dataset = tiny_mnist()
     dataset.write(tmp_path / "mirror/tiny")
-    (tmp_path / "data").write_text("a file where the folder should be")
+    (tmp_path / "data").write_text("a file where the folder should be", encoding="utf-8")
     write_params(tmp_path, "quick", tiny=dataset.source)
     monkeypatch.setenv("CLAIMCHECK_MIRROR", str(tmp_path / "mirror"))
     assert fetch.main(["tiny"]) == 1

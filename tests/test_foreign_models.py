@@ -201,22 +201,22 @@ def add_papers(project: Path) -> None:
         "TABLE": draw_table(project / "data/downloads/flats/flats.csv"),
         "PICTURES": draw_pictures(project / "data/downloads/pets"),
     }
-    (project / "my_nets.py").write_text(MY_NETS)
-    index, data = (project / "params.yaml").read_text(), DATA
+    (project / "my_nets.py").write_text(MY_NETS, encoding="utf-8")
+    index, data = (project / "params.yaml").read_text(encoding="utf-8"), DATA
     for name, digest in digests.items():
         data = data.replace(name, digest)
     index = index.replace("\ndatasets:\n", f"\ndatasets:{data}", 1)
     for name, experiment in yaml.safe_load(PARAMS).items():
         paper = name.partition("-")[0]
-        (project / "params" / f"{name}.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False))
+        (project / "params" / f"{name}.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False), encoding="utf-8")
         index = index.replace(
             "\nexperiments:\n", f"\nexperiments:\n  {name}: {{paper: {paper}, dataset: {paper}}}\n", 1
         )
-    (project / "params.yaml").write_text(index)
+    (project / "params.yaml").write_text(index, encoding="utf-8")
     for name, text in PACKAGES.items():
         path = project / "stages/papers" / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(text.lstrip())
+        path.write_text(text.lstrip(), encoding="utf-8")
     with (project / "data/claims.csv").open("a", encoding="utf-8") as file:
         file.write(CLAIMS)
     run(project, str(BIN / "claimcheck"), "history", "--why", "the claims of two more papers, as printed")
@@ -231,7 +231,7 @@ def test_a_group_brings_a_table_timm_models_and_a_folder_of_pictures(tmp_path: P
     results = [
         json.loads(line)
         for name in ("flats-table1", "pets-table1")
-        for line in (project / f"data/results/{name}.jsonl").read_text().splitlines()
+        for line in (project / f"data/results/{name}.jsonl").read_text(encoding="utf-8").splitlines()
     ]
     assert len(results) == 30 and {line["data"]["provenance"] for line in results} == {"full"}
     keyed = {

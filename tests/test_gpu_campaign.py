@@ -58,9 +58,9 @@ def test_campaign_on_two_machines_equals_an_uninterrupted_training(tmp_path: Pat
 def test_failing_training_blocks_no_other_and_damaged_outcomes_are_refused(tmp_path: Path) -> None:
     project = make_project(tmp_path / "here", epochs=1)
     prepare(project)
-    queue = json.loads((project / FOLDER / "queue.json").read_text())
+    queue = json.loads((project / FOLDER / "queue.json").read_text(encoding="utf-8"))
     queue[0]["specs"][0]["model"]["arguments"]["patch_size"] = 5
-    (project / FOLDER / "queue.json").write_text(json.dumps(queue))
+    (project / FOLDER / "queue.json").write_text(json.dumps(queue), encoding="utf-8")
     done = run_on_a_machine(tmp_path / "there", project / FOLDER)
     assert done.returncode == 1 and done.stdout.count(": failed ") == done.stdout.count(": finished") == 1, done.stdout
     (weights,) = (tmp_path / "there" / "campaign" / "store").glob("runs/*/weights.safetensors")

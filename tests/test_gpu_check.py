@@ -50,7 +50,9 @@ def chosen() -> list[Planned]:
 
 
 def test_planned_steps_match_the_params() -> None:
-    assert planned.PATH.read_text() == planned.dump(planned.from_params()), "python -m benchmarks.planned"
+    assert planned.PATH.read_text(encoding="utf-8") == planned.dump(planned.from_params()), (
+        "python -m benchmarks.planned"
+    )
 
 
 def test_every_network_has_a_planned_step_in_each_precision() -> None:
@@ -66,11 +68,11 @@ def test_every_network_has_a_planned_step_in_each_precision() -> None:
 def test_rehearsal_continues_after_a_failure_and_reports_it_last(tmp_path: Path) -> None:
     """Runs on a simulated machine with only torch, numpy and safetensors."""
     steps, out = tmp_path / "steps.json", tmp_path / "lines.jsonl"
-    steps.write_text(planned.dump(iter(chosen())))
+    steps.write_text(planned.dump(iter(chosen())), encoding="utf-8")
     parts = ("environment", "planned", "operators")
     options = ["--device", "cpu", "--steps", str(steps), "--out", str(out), "--parts", *parts]
     done = python("-m", "benchmarks.gpu_check", *options, cwd=REPOSITORY, env=environment(), before=hide_other_packages)
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     taken = [line for line in lines if line.get("check") == "takes a step"]
     assert [line["ok"] for line in taken] == [True, False, True, True]
     assert "patch" in taken[1]["failed"]
@@ -92,7 +94,7 @@ def test_crashing_part_does_not_stop_others(
     monkeypatch.setattr(gpu_check, "ARMS", ())
     options = ["--device", "cpu", "--out", str(tmp_path / "lines.jsonl"), "--parts", "planned", "operators"]
     assert gpu_check.main(options) == 1
-    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text(encoding="utf-8").splitlines()]
     assert lines[1] == {"check": "planned steps: goes through", "failed": "RuntimeError: no kernel image", "ok": False}
     assert len(lines) == 2 + 6 and all(line["ok"] for line in lines[2:])
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == lines[1]

@@ -70,7 +70,7 @@ class Call(NamedTuple):
 
 
 @cache
-def calls() -> list[Call]:
+def calls(folders: tuple[str, ...] = ("stages/", "service/", "benchmarks/")) -> list[Call]:
     return [
         Call(
             f"{name}:{node.lineno}",
@@ -80,7 +80,7 @@ def calls() -> list[Call]:
             {word.value for word in ast.walk(node) if isinstance(word, ast.Constant) and isinstance(word.value, str)},
         )
         for name, text in tracked_text().items()
-        if name.startswith(("stages/", "service/", "benchmarks/")) and name.endswith(".py")
+        if name.startswith(folders) and name.endswith(".py")
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call)
     ]
@@ -91,10 +91,12 @@ def test_files_are_never_opened_in_the_locales_encoding() -> None:
     ascii_json_and_code = ("stages/datasets/packed.py", "stages/papers/__init__.py")
     kernel_files = ("stages/device.py", "stages/ops/fast/cpp.py", "stages/training/process.py")
     found = []
-    for call in calls():
+    for call in (*calls(), *calls(("tests/",))):
         is_text = call.name == "read_text" or (call.name == "write_text" and call.is_method)
-        is_text |= call.name in ("run", "Popen", "check_output") and bool(
-            call.keywords & {"text", "universal_newlines"}
+        is_text |= (
+            not call.place.startswith("tests/")
+            and call.name in ("run", "Popen", "check_output")
+            and bool(call.keywords & {"text", "universal_newlines"})
         )
         if is_text and "encoding" not in call.keywords:
             found.append(call.place)
@@ -153,14 +155,14 @@ def keys_that_occur_twice(node: yaml.Node | None) -> Iterator[str]:
 
 @pytest.mark.parametrize("group", ["serve", "pipeline", "dev", "docs", "cluster"])
 def test_locks_have_no_index_and_hash_every_package(group: str) -> None:
-    lock = (ROOT / "requirements" / f"{group}.lock").read_text()
+    lock = (ROOT / "requirements" / f"{group}.lock").read_text(encoding="utf-8")
     assert INDEX_LINE.findall(lock) == []
     packages = re.split(r"\n(?=[A-Za-z0-9])", lock)
     assert [text.split("==")[0] for text in packages if "--hash=sha256:" not in text] == []
 
 
 def test_every_decision_referred_to_exists_once() -> None:
-    existing = re.findall(r"^### (\d{4})$", (ROOT / "docs" / "decisions.md").read_text(), re.MULTILINE)
+    existing = re.findall(r"^### (\d{4})$", (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8"), re.MULTILINE)
     named = {
         number for text in tracked_text().values() for number in re.findall(r"decisions?(?:\.md#| )(\d{4})\b", text)
     }

@@ -83,7 +83,7 @@ def forget() -> None:
 
 def params_with(folder: Path, model: dict[str, Any], protocol: dict[str, Any] | None = None) -> Params:
     """Params of one experiment on 32 x 32 pixels in three colours, as a group of its own would write them."""
-    index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    index = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
     index["experiments"] = {"own": {"paper": "ninformer", "dataset": "cifar10"}}
     index["profile"] = "paper"
     (folder / "params").mkdir(exist_ok=True)

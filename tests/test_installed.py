@@ -66,7 +66,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_library_judges_as_its_page_says_with_three_packages(environment: Path, tmp_path: Path) -> None:
     """docs/judge.md: its claims, commands and Python lines, on results as it describes them."""
     text = {block.language: block.text for block in read_examples(REPOSITORY / "docs" / "judge.md")}
-    (tmp_path / "claims.csv").write_text(text["text"])
+    (tmp_path / "claims.csv").write_text(text["text"], encoding="utf-8")
     results(vit=BASE).to_csv(tmp_path / "results.csv", index=False)
     judge, _, lint = (shlex.split(line, comments=True) for line in text["sh"].splitlines())
     command, python = environment / "claimcheck", environment / "python"
@@ -74,7 +74,7 @@ def test_library_judges_as_its_page_says_with_three_packages(environment: Path, 
     assert "table1.ours: " in said and "text.gain: supported" in said and (tmp_path / "report.html").is_file()
     assert "no faults found" in run(command, *lint[1:], cwd=tmp_path)
     exported = "Name,State,model,seed,accuracy\na,finished,vit,0,0.9\nb,finished,vit,1,0.91\n"
-    (tmp_path / "export.csv").write_text(exported)
+    (tmp_path / "export.csv").write_text(exported, encoding="utf-8")
     assert "2 values of 2 runs" in run(command, "import", "wandb", "export.csv", cwd=tmp_path)
     results(vit=BASE).to_csv(tmp_path / "results.csv", index=False)
     unwanted = '"stages", "service", "torch", "yaml", "pydantic"'
@@ -109,7 +109,7 @@ def whole(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
     run(UV, "venv", "-p", sys.executable, folder, cwd=folder)
     run(UV, "pip", "install", "--no-deps", "-p", folder, wheel, cwd=folder)
     (packages,) = folder.glob("lib/*/site-packages")
-    (packages / "others.pth").write_text("\n".join(site.getsitepackages()))
+    (packages / "others.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")
     path = f"{folder / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {"PATH": path, "CLAIMCHECK_DEVICE": "cpu", "GIT_AUTHOR_NAME": "t", "GIT_AUTHOR_EMAIL": "t@example.com"}
 
@@ -121,7 +121,7 @@ def test_page_leads_from_an_empty_folder_to_verdicts(whole: dict[str, str], tmp_
     try:
         for block in EXAMPLES:
             if block.file:
-                assert (tmp_path / block.file).read_text() == block.text
+                assert (tmp_path / block.file).read_text(encoding="utf-8") == block.text
             elif block.language == "sh":
                 for line in block.text.splitlines():
                     words = shlex.split(line.replace(PRINTED_PLACE, place))
@@ -142,7 +142,7 @@ def test_page_leads_from_an_empty_folder_to_verdicts(whole: dict[str, str], tmp_
     written = run("git", "ls-files", "-o", "--exclude-standard", "papers", "params", "data/*.csv", cwd=tmp_path)
     assert len(written.splitlines()) == 4, "a paper is four files, and a line in params.yaml"
     assert "already in this folder" in run("claimcheck", "init", cwd=tmp_path, fails=True, **whole)
-    spec = json.loads((tmp_path / "data/results/toy-mnist.jsonl").read_text().splitlines()[0])["spec"]
+    spec = json.loads((tmp_path / "data/results/toy-mnist.jsonl").read_text(encoding="utf-8").splitlines()[0])["spec"]
     assert spec["model"]["path"].startswith("stages.papers.toy.models:") and "stages.papers.toy.models" in spec["code"]
 
 
@@ -155,7 +155,7 @@ def answers(place: str) -> bool:
 
 
 def test_paper_starts_in_a_folder_of_a_repository_that_has_a_pipeline(whole: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n", encoding="utf-8")
     (tmp_path / "paper").mkdir()
     run("git", "init", "-q", cwd=tmp_path)
     run("dvc", "init", "-q", cwd=tmp_path, **whole)
@@ -169,15 +169,15 @@ def test_paper_starts_in_a_folder_of_a_git_repository_without_dvc(whole: dict[st
     paper = tmp_path / "paper"
     paper.mkdir()
     run("git", "init", "-q", cwd=tmp_path)
-    (tmp_path / ".gitignore").write_text("data/\n")
-    (paper / ".gitignore").write_text("secret.env")
+    (tmp_path / ".gitignore").write_text("data/\n", encoding="utf-8")
+    (paper / ".gitignore").write_text("secret.env", encoding="utf-8")
     assert "git ignores data/claims.csv" in run("claimcheck", "init", cwd=paper, **whole)
-    assert (paper / ".gitignore").read_text().startswith("secret.env\n"), "its last line had no end"
+    assert (paper / ".gitignore").read_text(encoding="utf-8").startswith("secret.env\n"), "its last line had no end"
     run("git", "add", ".", cwd=paper)
     assert not run("git", "ls-files", "paper/.dvc/cache", cwd=tmp_path)
     run("git", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-qm", "Start", cwd=paper)
     assert prefix_in_git(paper) == "paper/" and has_revision(paper, "HEAD") and not is_dirty(paper)
-    (paper / "params.yaml").write_text("broken")
+    (paper / "params.yaml").write_text("broken", encoding="utf-8")
     (tmp_path / "notes").touch()
     assert is_dirty(paper)
 

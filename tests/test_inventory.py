@@ -28,7 +28,7 @@ def make(target: str, at: Path, **environment: str) -> subprocess.CompletedProce
 
 
 def pins(*groups: str) -> set[tuple[str, str]]:
-    text = "".join((ROOT / "requirements" / f"{group}.lock").read_text() for group in groups)
+    text = "".join((ROOT / "requirements" / f"{group}.lock").read_text(encoding="utf-8") for group in groups)
     return set(re.findall(r"^([a-z0-9._-]+)==([^ ;]+)", text, re.MULTILINE))
 
 
@@ -36,7 +36,7 @@ def test_sboms_list_every_pinned_package_with_version_and_hash(tmp_path: Path) -
     done = make("sbom", tmp_path)
     assert done.returncode == 0, done.stderr
     for name, groups in {"serve": ("serve",), "all": ("serve", "pipeline", "dev", "docs")}.items():
-        bill = json.loads((tmp_path / "sbom" / f"{name}.cdx.json").read_text())
+        bill = json.loads((tmp_path / "sbom" / f"{name}.cdx.json").read_text(encoding="utf-8"))
         assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", "claimcheck")
         assert {(one["name"], one["version"]) for one in bill["components"]} == pins(*groups)
         for one in bill["components"]:

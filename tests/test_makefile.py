@@ -20,7 +20,7 @@ FRAME = ("Makefile", "Dockerfile", ".ci/run", "dvc.yaml")
 
 def make(*arguments: str, cwd: Path = ROOT) -> str:
     """Return the output of make without settings inherited from an outer make, which must not affect tested code."""
-    chosen = re.findall(r"^(\w+) \?=", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    chosen = re.findall(r"^(\w+) \?=", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     env = {name: value for name, value in os.environ.items() if name not in [*chosen, "CLAIMCHECK_DEVICE"]}
     done = subprocess.run(["make", *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=True)
     return done.stdout
@@ -51,7 +51,7 @@ def test_unknown_experiment_gets_the_nearest_or_the_known_ones() -> None:
 
 @pytest.mark.parametrize("name", FRAME)
 def test_every_called_module_is_runnable(name: str) -> None:
-    called = set(re.findall(r"-m\W+(stages\.\w+(?:\.\w+)*|service)", (ROOT / name).read_text()))
+    called = set(re.findall(r"-m\W+(stages\.\w+(?:\.\w+)*|service)", (ROOT / name).read_text(encoding="utf-8")))
     assert called
     bases = {module: ROOT.joinpath(*module.split(".")) for module in called}
     runnable = {m for m, base in bases.items() if base.with_suffix(".py").is_file() or (base / "__main__.py").is_file()}
@@ -59,12 +59,12 @@ def test_every_called_module_is_runnable(name: str) -> None:
 
 
 def test_every_subcommand_that_make_calls_exists() -> None:
-    called = set(re.findall(r"/claimcheck (\w+)", (ROOT / "Makefile").read_text()))
+    called = set(re.findall(r"/claimcheck (\w+)", (ROOT / "Makefile").read_text(encoding="utf-8")))
     assert called == {"profile", "repro"} and called <= set(COMMANDS)
 
 
 def test_every_target_is_documented() -> None:
-    makefile = (ROOT / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     phony = re.search(r"^\.PHONY: (.*)", makefile, re.MULTILINE)
     assert phony
     explained = set(re.findall(r"^([a-z-]+):.*## \S", makefile, re.MULTILINE))
@@ -101,17 +101,17 @@ def test_backend_is_that_of_a_complete_environment(tmp_path: Path, files: list[s
     """A failed small install must not determine the next `make repro`."""
     (tmp_path / ".venv").mkdir()
     for name in files:
-        (tmp_path / ".venv" / name).write_text("cpu\n")
+        (tmp_path / ".venv" / name).write_text("cpu\n", encoding="utf-8")
     shown = make("-f", str(ROOT / "Makefile"), "--eval", "show: ; @echo $(TORCH_BACKEND)", "show", cwd=tmp_path)
     assert shown == f"{chosen}\n"
 
 
 def test_docker_image_copies_existing_files() -> None:
-    dockerfile = (ROOT / "Dockerfile").read_text()
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     copies = re.findall(r"^COPY (?!--from)(?:--\S+ )?(.+)", dockerfile, re.MULTILINE)
     sources = {source for copy in copies for source in copy.split()[:-1]}
     assert {source for source in sources if not (ROOT / source).exists()} == set()
-    ignored = (ROOT / ".dockerignore").read_text()
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8")
     assert {source for source in sources if f"!{source}" not in ignored} == set()
 
 
@@ -129,7 +129,7 @@ def package_names(lines: str) -> set[str]:
 
 
 def locked(*groups: str) -> str:
-    return "".join((ROOT / "requirements" / f"{group}.lock").read_text() for group in groups or GROUPS)
+    return "".join((ROOT / "requirements" / f"{group}.lock").read_text(encoding="utf-8") for group in groups or GROUPS)
 
 
 def test_no_package_is_in_two_locks() -> None:
@@ -141,7 +141,7 @@ def test_no_package_is_in_two_locks() -> None:
 
 def test_requirements_of_a_group_are_in_its_lock_or_an_earlier_one() -> None:
     for place, group in enumerate(GROUPS):
-        lines = (ROOT / "requirements" / f"{group}.in").read_text().splitlines()
+        lines = (ROOT / "requirements" / f"{group}.in").read_text(encoding="utf-8").splitlines()
         named = {match[0].lower() for line in lines if (match := re.match(r"[A-Za-z0-9._-]+", line)) and line[0] != "-"}
         assert named and named <= package_names(locked(*GROUPS[: place + 1]))
         assert (f"-r {GROUPS[place - 1]}.in" in lines) == (place > 0)
@@ -192,7 +192,7 @@ def stand_in(folder: Path, name: str, body: str) -> dict[str, str]:
     """Return an environment whose PATH finds our command `name` first."""
     bin_folder = folder / "bin"
     bin_folder.mkdir(exist_ok=True)
-    (bin_folder / name).write_text(f"#!/bin/sh\n{body}\n")
+    (bin_folder / name).write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
     (bin_folder / name).chmod(0o755)
     return {"PATH": f"{bin_folder}:{os.environ['PATH']}"}
 
@@ -222,10 +222,10 @@ def test_unavailable_small_pytorch_is_detected_before_other_packages(copy: Path)
     programs.mkdir(parents=True)
     uv = f'echo "$*" >>{asked}; case "$*" in *--dry-run*) echo no route >&2; exit 1;; esac'
     for name, body in (("python", "exit 0"), ("uv", uv)):
-        (programs / name).write_text(f"#!/bin/sh\n{body}\n")
+        (programs / name).write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
         (programs / name).chmod(0o755)
     done = setup("install", "cpu", script=copy / ".ci/setup")
-    assert (done.returncode, len(asked.read_text().splitlines())) == (1, 1)
+    assert (done.returncode, len(asked.read_text(encoding="utf-8").splitlines())) == (1, 1)
     assert "setup: the host of the small PyTorch can't be reached: no route\n" in done.stderr
     assert "without TORCH_BACKEND=cpu the locked one is installed" in done.stderr
 
@@ -247,7 +247,7 @@ class Clone:
         """Create the environment that `make setup` leaves, importing from `clone`."""
         venv.create(self.venv, symlinks=True)
         site = next(self.venv.glob("lib/python*/site-packages"))
-        (site / "claimcheck.pth").write_text(f"{clone}\n")
+        (site / "claimcheck.pth").write_text(f"{clone}\n", encoding="utf-8")
         (self.venv / "ready-locked").touch()
 
     def make(self) -> subprocess.CompletedProcess[str]:

@@ -41,13 +41,13 @@ REST = {"hidden_dim": 4}, {"num_centers": 4, "feedforward_beta": 0.05}
 
 def write_project(folder: Path) -> None:
     """Write three papers' experiments with a few tiny arms on placeholder data."""
-    index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    index = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
     index["profiles"]["smoke"]["overrides"] = {"epochs": 2, "steps_per_epoch": 4, "batch_size": 16}
     index["experiments"] = {name: index["experiments"][name] for name in TINY}
     (folder / "params").mkdir(parents=True)
-    (folder / "params.yaml").write_text(yaml.safe_dump(index))
+    (folder / "params.yaml").write_text(yaml.safe_dump(index), encoding="utf-8")
     for name, tiny in TINY.items():
-        experiment = yaml.safe_load((REPOSITORY / "params" / f"{name}.yaml").read_text())
+        experiment = yaml.safe_load((REPOSITORY / "params" / f"{name}.yaml").read_text(encoding="utf-8"))
         experiment["arms"] = {arm: experiment["arms"][arm] for arm in ARMS[name]}
         for arm in experiment["arms"].values():
             if "name" in arm.get("model", {}):
@@ -56,12 +56,12 @@ def write_project(folder: Path) -> None:
             for arm, own in zip(("vit", "hyperbf"), REST, strict=True):
                 experiment["arms"][arm]["model"] |= own
             experiment["arms"]["hyperbf-equal-widths"]["model"]["attention_beta"] = 0.05
-        (folder / "params" / f"{name}.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False))
-    claims = (REPOSITORY / "data" / "claims.csv").read_text().splitlines(keepends=True)
+        (folder / "params" / f"{name}.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False), encoding="utf-8")
+    claims = (REPOSITORY / "data" / "claims.csv").read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in claims if line.startswith(("id,", "hyperbf.obs.sigma_", "hyperbf.obs.M_", "brownian.tr"))]
     for dataset in ("cifar10", "mnist"):
         pack_stand_in(folder / "data" / "processed" / dataset, dataset)
-    (folder / "data" / "claims.csv").write_text("".join(kept))
+    (folder / "data" / "claims.csv").write_text("".join(kept), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

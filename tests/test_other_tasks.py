@@ -50,6 +50,16 @@ if __name__ == "__main__":
 NETS = """
 from torch import nn
 
+from stages.training.tasks import ImageRegression
+
+
+class Counts(ImageRegression):
+    def loss(self, outputs, targets, *_):
+        return nn.functional.poisson_nll_loss(outputs.float(), targets)
+
+    def predict(self, outputs):
+        return outputs.exp()
+
 
 class Linear(nn.Sequential):
     def __init__(self, in_channels: int, image_size: int, num_classes: int) -> None:
@@ -145,14 +155,43 @@ def digest_of(folder: Path, name: str) -> str:
     return tree_digest(folder, name.rstrip("/"))
 
 
-SETS = {arrays: VIT, pictures: LINEAR, rows: ROWS, masks: PIXELS}
+def counts(project: Path) -> dict[str, Any]:
+    """Digits to be counted, whose logarithm a network gives: a task of the project's own."""
+    images, numbers = digits()
+    path = project / "data/downloads/counts/counts.npz"
+    path.parent.mkdir(parents=True)
+    targets = numbers[:, None].astype(float)
+    np.savez(path, x_train=images[:400], y_train=targets[:400], x_test=images[400:], y_test=targets[400:])
+    task = {"task": "regression", "task_class": {"name": "nets:Counts"}, "classes": 1}
+    return {"title": "Counts", "reader": "npz", "files": ["counts.npz"], **task, **DIGITS}
+
+
+SETS = {arrays: VIT, pictures: LINEAR, rows: ROWS, masks: PIXELS, counts: LINEAR}
 """Data sets, each with the model that learns it."""
 MEASURED = {
     "multi-label": {"loss": "nats", **dict.fromkeys(("mean_average_precision", "macro_f1", "exact_match"), "fraction")},
     "segmentation": {"loss": "nats", "mean_iou": "fraction", "pixel_accuracy": "fraction"},
     "regression": {"mse": None, "rmse": None, "mae": None},
+    "other": {"loss": "nats", "rmse": None, "mae": None},
 }
-"""Metrics of each task with their units; the first is the loss."""
+"""Metrics of each kind with their units; the first is the loss."""
+OWN: dict[str, dict[str, Any]] = {
+    "multi-label": {"name": "sklearn.metrics:f1_score", "average": "micro", "unit": "fraction", "range": [0, 1]},
+    "segmentation": {"name": "sklearn.metrics:jaccard_score", "average": "macro", "unit": "fraction", "range": [0, 1]},
+    "regression": {"name": "sklearn.metrics:mean_absolute_error", "unit": "", "range": [0, None]},
+    "other": {"name": "sklearn.metrics:mean_poisson_deviance", "unit": "", "range": [0, None]},
+}
+OWN_NAMES = {kind: "own_share" if metric["unit"] else "own_error" for kind, metric in OWN.items()}
+"""A metric of scikit-learn for each kind, and its name here."""
+
+
+def kind_of(described: dict[str, Any]) -> str:
+    return "other" if "task_class" in described else described["task"]
+
+
+def claimed_of(kind: str) -> dict[str, str | None]:
+    """Metrics in which claims are made, with their units."""
+    return MEASURED[kind] | {OWN_NAMES[kind]: OWN[kind]["unit"] or None}
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +200,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = tmp_path_factory.mktemp("project")
     subprocess.run(["git", "init", "-q"], cwd=project, check=True)
     python(project, "-m", "stages.cli", "init")
-    (project / "nets.py").write_text(NETS)
+    (project / "nets.py").write_text(NETS, encoding="utf-8")
     sets = {make.__name__: make(project) for make in SETS}
     for name, fields in sets.items():
         folder = project / "data/downloads" / name
@@ -183,8 +222,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         protocol |= {} if is_table else {"mean": [0.3], "std": [0.4], "augmentation": augmentation}
         protocol |= {"split": {"kind": "fraction", "fraction": 0.1}}
         arms = {"ours": {"role": "proposed", "title": "ours", "model": model}}
-        (project / f"params/{name}.yaml").write_text(json.dumps({"title": name, "protocol": protocol, "arms": arms}))
-        for metric, unit in MEASURED[fields["task"]].items():
+        own = OWN[kind_of(fields)]
+        own = {
+            OWN_NAMES[kind_of(fields)]: own | {"takes": "predictions", "better": "higher" if own["unit"] else "lower"}
+        }
+        experiment = {"title": name, "protocol": protocol, "arms": arms, "metrics": own}
+        (project / f"params/{name}.yaml").write_text(json.dumps(experiment), encoding="utf-8")
+        for metric, unit in claimed_of(kind_of(fields)).items():
             better = "higher" if unit == "fraction" else "lower"
             claims.append([f"toy.{name}.{metric}", name, metric, unit, better])
     with (project / "data/claims.csv").open(encoding="utf-8") as file:
@@ -195,19 +239,24 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for claim in claims
     ]
     pd.DataFrame(rows, columns=header).to_csv(project / "data/claims.csv", index=False)
-    (project / "run.py").write_text(STAGES)
+    (project / "run.py").write_text(STAGES, encoding="utf-8")
     python(project, "run.py", *sets)
     return project
 
 
 @pytest.mark.parametrize("name", [make.__name__ for make in SETS])
 def test_other_labels_are_trained_evaluated_recorded_and_judged(project: Path, name: str) -> None:
-    lines = [json.loads(line) for line in (project / f"data/results/{name}.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (project / f"data/results/{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert len(lines) == 3
     for line in lines:
-        task = line["spec"]["task"]
+        task = kind_of(line["spec"])
         values = {row["metric"]: row["value"] for row in line["metrics"]}
-        assert {*MEASURED[task]} <= values.keys() and "accuracy" not in values
+        assert {*claimed_of(task)} <= values.keys() and "accuracy" not in values
+        assert ("mse" in values) == (task == "regression")
+        if task == "regression":
+            assert values["own_error"] == pytest.approx(values["mae"], rel=1e-5)
         assert "stages.training.tasks" in line["spec"]["code"] and line["environment"]["process"]["modules"] == {}
         assert re.fullmatch("[0-9a-f]{12}", line["environment"]["process"]["canary"]["digest"]), "a canary trained"
         curve = line["curves"]["test_loss"]
@@ -215,7 +264,7 @@ def test_other_labels_are_trained_evaluated_recorded_and_judged(project: Path, n
         assert len(line["curves"]["val_loss"]) == 4
     with open_results(str(project / "data/results.db")).begin() as session:
         judged = {row.claim: row.status for row in session.scalars(select(VerdictRow))}
-    for metric in MEASURED[task]:
+    for metric in claimed_of(task):
         assert judged[f"toy.{name}.{metric}"] != "not tested"
 
 
@@ -223,7 +272,8 @@ def test_other_labels_are_trained_evaluated_recorded_and_judged(project: Path, n
 def test_edited_result_of_another_task_is_found(project: Path, name: str) -> None:
     line = read_lines(project / f"data/results/{name}.jsonl", ResultLine)[0]
     assert find_contradictions(line) == []
-    for metric in {row.metric for row in line.metrics if row.split == "test"} - {"mae"}:
+    unknown = {"mae", *OWN_NAMES.values(), *(["rmse"] if name == "counts" else [])}
+    for metric in {row.metric for row in line.metrics if row.split == "test"} - unknown:
         rows = (replace(row, value=row.value + 2) if row.metric == metric else row for row in line.metrics)
         assert any(metric in fault for fault in find_contradictions(replace(line, metrics=tuple(rows)))), metric
 
@@ -243,6 +293,17 @@ def test_service_shows_other_labels(client: TestClient) -> None:
         for page in (*pages, f"/models/{name}.ours"):
             assert client.get(page, headers={"accept": "text/html"}).status_code == 200, page
         assert client.get(f"/api/v1/datasets/{name}/samples").status_code == 404
+
+
+def test_model_of_a_task_of_ones_own_is_not_served(client: TestClient) -> None:
+    answer = client.post("/predict?checkpoint=counts.ours.0", files={"file": ("0.png", b"x")})
+    assert answer.status_code == 409 and "learns a task of another package, which only evaluation reads" in answer.text
+    assert client.get("/v2/models/counts.ours").status_code in (404, 409)
+    assert {row["id"].split(".")[0] for row in client.get("/api/v1/checkpoints").json()} == {
+        "arrays",
+        "pictures",
+        "masks",
+    }
 
 
 def png_of(pixels: np.ndarray) -> bytes:
@@ -267,7 +328,9 @@ def infer(client: TestClient, name: str, images: np.ndarray) -> dict[str, np.nda
 
 
 def recorded(project: Path, name: str) -> dict[str, float]:
-    lines = [json.loads(line) for line in (project / f"data/results/{name}.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (project / f"data/results/{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     (first,) = (line for line in lines if line["replicate"] == 0)
     return {row["metric"]: row["value"] for row in first["metrics"]}
 

@@ -66,7 +66,7 @@ def test_cost_of_an_experiment_equals_a_hand_calculation(params: Params) -> None
 
 def test_page_has_the_planned_trainings_and_steps(params: Params) -> None:
     """Those of the five papers; FLOPs and hours come from `claimcheck plan`, which is too slow for a test."""
-    page = (ROOT / "docs" / "train.md").read_text()
+    page = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
     shown = re.findall(r"^\| [\w ]+ \| ([\d,]+) \| ([\d,]+) \| [\d.]+e\d+ \|", page, flags=re.MULTILINE)
     known = [name for name, experiment in params.experiments.items() if experiment.paper in FIVE]
     costs = plan_costs(params, params.profiles["paper"], known, one_flop)
@@ -192,7 +192,7 @@ def test_flops_are_counted_once_per_model(params: Params, tmp_path: Path) -> Non
         assert counts.added == 1
         counts.save()
     assert len(FlopCounts(path).known) == 3, "saving keeps what others saved since the file was read"
-    path.write_text("not ours")
+    path.write_text("not ours", encoding="utf-8")
     assert FlopCounts(path).known == {}
 
 

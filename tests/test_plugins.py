@@ -1,5 +1,6 @@
 """Plugins: what installed distributions offer by entry points, and what the run key has of them."""
 
+import dataclasses
 import importlib
 import json
 import shutil
@@ -11,28 +12,38 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import r2_score
 
+from stages.checkpoint.contract import CheckpointError
+from stages.checkpoint.predictor import load_predictor
 from stages.cli import main
+from stages.datasets.packed import read_images, read_info
 from stages.datasets.verified import DatasetError
-from stages.params.experiment import ParamsError, SourceFile, load_params
+from stages.evaluation.scores import score
+from stages.params.experiment import Params, ParamsError, SourceFile, load_params, plan_runs
+from stages.params.metrics import OwnMetric
 from stages.params.plugins import find_plugins
-from stages.params.stage_inputs import stage_inputs
+from stages.params.stage_inputs import code_digests, stage_inputs
 from stages.run import OptimizerSpec, RecipeSpec, RunSpec, ScheduleSpec
 from stages.runs import fingerprint
+from stages.runs.fingerprint import imported_modules_of
 from stages.training.images import ImageClassification
 from stages.training.options import rates_of
 from stages.training.recipe import RecipeTask, _build, learned
 from tests.datasets.test_own import pack
 from tests.datasets.tiny import declare
+from tests.project import edit
 from tests.test_imported import OWN, forget, keyed, params_with
 from tests.training.test_loop import make_protocol
 from tests.training.test_options import IMAGES, train
+from tests.training.test_other_tasks import pack_task, train_task
 
 CODE = (
     OWN
     + """
 import torch
 from torch.optim.lr_scheduler import LambdaLR
+from stages.training.tasks import ImageRegression
 
 class Slow(torch.optim.SGD):
     pass
@@ -54,6 +65,27 @@ class Invert(nn.Module):
     def forward(self, image):
         return 255 - image
 
+class Counts(ImageRegression):
+    # counts, whose logarithm the network gives
+
+    def __init__(self, plain, offset: float = 0.0):
+        super().__init__(plain)
+        self.offset = offset
+
+    def loss(self, outputs, targets, *_):
+        return nn.functional.poisson_nll_loss(outputs.float() + self.offset, targets)
+
+    def predict(self, outputs):
+        return (outputs + self.offset).exp()
+
+class Halved(ImageRegression):
+    def predict(self, outputs):
+        return outputs[:, :1]
+
+class Summed(ImageRegression):
+    def loss(self, outputs, targets, *_):
+        return ((outputs - targets) ** 2).sum()
+
 def read(source, manifest, folder):
     from stages.datasets.manifest import ImageReader
     from stages.datasets.packed import ImageSet
@@ -71,9 +103,11 @@ OFFERED = {
     "schedules": {"halving": "Halving"},
     "losses": {"focal": "Focal"},
     "transforms": {"invert": "Invert"},
+    "tasks": {"counts": "Counts"},
     "readers": {"rows": "read"},
 }
 Install = Callable[..., None]
+R2 = OwnMetric(address="sklearn.metrics:r2_score", takes="predictions", unit="", better="higher", range=(None, 1))
 
 
 @pytest.fixture
@@ -83,10 +117,12 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     site.mkdir(parents=True)
     monkeypatch.syspath_prepend(site)
 
-    def install(name: str, version: str, package: str, offered: dict[str, dict[str, str]] = OFFERED) -> None:
+    def install(
+        name: str, version: str, package: str, offered: dict[str, dict[str, str]] = OFFERED, code: str = CODE
+    ) -> None:
         folder = site / package.replace(".", "/")
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "__init__.py").write_text(CODE, encoding="utf-8")
+        (folder / "__init__.py").write_text(code, encoding="utf-8")
         for old in site.glob(f"{name.replace('-', '_')}-*.dist-info"):
             shutil.rmtree(old)
         about = site / f"{name.replace('-', '_')}-{version}.dist-info"
@@ -103,7 +139,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
     reread()
     yield install
-    for module in [name for name in sys.modules if name.partition(".")[0] in ("lab_nets", "lab")]:
+    for module in [name for name in sys.modules if name.partition(".")[0] in ("lab_nets", "lab_metrics", "lab")]:
         del sys.modules[module]
     reread()
 
@@ -112,6 +148,7 @@ def reread() -> None:
     importlib.invalidate_caches()
     for cached in (fingerprint._find, fingerprint.is_pinned, fingerprint._version, fingerprint._package_of):
         cached.cache_clear()
+    code_digests.cache_clear()
     forget()
 
 
@@ -249,3 +286,71 @@ def test_only_schedules_and_modules_are_called() -> None:
         rates_of(ScheduleSpec(name="imported", address=address, arguments={"max_lr": 0.5}), 0.1, 1)
     with pytest.raises(ValueError, match=r"os:system is no nn\.Module"):
         _build([{"name": "os:system"}], torch.device("cpu"))
+
+
+def counted(folder: Path, task_class: dict[str, Any], **protocol: Any) -> RunSpec:
+    """Training of a task of another package, on the packed numbers in `folder`."""
+    spec, _, _ = pack_task(folder / "parts", "regression")
+    fields = dataclasses.replace(spec.protocol, epochs=4, **protocol)
+    code = {"lab_nets": "nets-of-a-lab==1.0"}
+    return dataclasses.replace(spec, task_class=task_class, protocol=fields, code=code)
+
+
+def test_task_of_a_plugin_is_trained_measured_and_not_served(install: Install, tmp_path: Path) -> None:
+    install("nets-of-a-lab", "1.0", "lab_nets")
+    spec = counted(tmp_path, {"name": "lab_nets:Counts", "offset": 0.5})
+    assert RunSpec.from_dict(spec.to_dict()) == spec and "lab_nets" in imported_modules_of(spec.to_dict())
+    assert dataclasses.replace(spec, task_class=None).run_key != spec.run_key
+    folder, rows = train_task(spec, tmp_path)
+    assert rows[-1]["test_loss"] < rows[0]["test_loss"]
+    predictor, test = load_predictor(folder / "weights.safetensors"), read_images(tmp_path / "parts", "test")
+    scores = score(predictor, test, read_info(tmp_path / "parts"), spec, rows, 7, {"r2": R2})
+    values = {row.metric: row.value for row in scores.metrics}
+    with torch.inference_mode():
+        said = (predictor.network(predictor.inputs(torch.from_numpy(test.images))) + 0.5).exp().numpy()
+    targets = test.labels.view(np.float64)
+    assert values["rmse"] == pytest.approx(((said - targets) ** 2).mean() ** 0.5, rel=1e-5)
+    assert values["mae"] == pytest.approx(np.abs(said - targets).mean(), rel=1e-5)
+    assert values["loss"] == pytest.approx(rows[-1]["test_loss"], rel=1e-5) and "mse" not in values
+    assert values["r2"] == pytest.approx(r2_score(targets.astype(np.float32), said), rel=1e-5)
+    with pytest.raises(CheckpointError, match="this checkpoint is for other data"):
+        predictor.predict(test.images)
+
+
+def test_task_whose_predictions_have_another_shape_is_refused(install: Install, tmp_path: Path) -> None:
+    install("nets-of-a-lab", "1.0", "lab_nets")
+    spec = counted(tmp_path, {"name": "lab_nets:Halved"})
+    folder, rows = train_task(spec, tmp_path)
+    predictor, test = load_predictor(folder / "weights.safetensors"), read_images(tmp_path / "parts", "test")
+    with pytest.raises(ValueError, match=r"Halved.predict returns \[30, 1\]; its targets are \[30, 3\]"):
+        score(predictor, test, read_info(tmp_path / "parts"), spec, rows, 7)
+
+
+def test_task_that_breaks_its_contract_is_refused(install: Install, tmp_path: Path) -> None:
+    install("nets-of-a-lab", "1.0", "lab_nets")
+    with pytest.raises(ValueError, match=r"lab_nets:Net is no subclass of stages.training.tasks.ImageRegression"):
+        train_task(counted(tmp_path / "one", {"name": "lab_nets:Net"}), tmp_path / "one")
+    with pytest.raises(ValueError, match="with accumulate it must be a mean"):
+        train_task(counted(tmp_path / "two", {"name": "lab_nets:Summed"}, accumulate=2), tmp_path / "two")
+    counts = {"task": "regression", "task_class": {"name": "counts", "offset": 1}}
+    for fields, words in (
+        ({"task_class": {"name": "counts", "offst": 1}}, r"task_class.offst \(did you mean offset\?\)"),
+        ({"task_class": {"name": "count"}}, r"task_class.name is 'count' \(did you mean counts\?\)"),
+        ({"task": None}, "task is None; expected what the targets are"),
+    ):
+        with pytest.raises(ParamsError, match=words):
+            params_on_numbers(tmp_path, counts | fields)
+    with pytest.raises(ParamsError, match="loss is set, but the data are for regression: it has a task_class"):
+        params_on_numbers(tmp_path, counts, recipe={"loss": {"name": "torch.nn:HuberLoss"}})
+    params = params_on_numbers(tmp_path, counts)
+    (run,) = plan_runs(params.experiments["own"], params.profile, params.datasets["cifar10"])
+    assert run.spec.task_class == {"name": "lab_nets:Counts", "offset": 1}
+    assert "lab_nets" in stage_inputs(params)["train@own"].roots
+
+
+def params_on_numbers(folder: Path, fields: dict[str, Any], **protocol: Any) -> Params:
+    """Params of an experiment on images that have ten numbers each."""
+    params_with(folder, {"name": "torchvision.models:resnet18"}, protocol)
+    own = {"reader": "npz", "files": [{"name": "x.npz"}], "train_per_class": None, "test_per_class": None}
+    edit(folder / "params.yaml", lambda index: index["datasets"]["cifar10"].update(own, **fields))
+    return load_params(folder)

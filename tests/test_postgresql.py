@@ -68,7 +68,7 @@ def test_compose_service_has_read_only_access(
     root: Path, postgresql: Create, opened: Callable[[str], Sessions]
 ) -> None:
     url = postgresql()
-    compose = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())
+    compose = yaml.safe_load((REPOSITORY / "compose.yaml").read_text(encoding="utf-8"))
     script = compose["configs"]["reader"]["content"].replace(
         "DATABASE claimcheck", f"DATABASE {url.rpartition('/')[2]}"
     )
@@ -152,7 +152,7 @@ def test_failed_recording_keeps_the_old_rows(
     record(root, url)
     before = content(sessions := opened(url))
     lines = root / "data" / "results" / "ninformer-cifar10.jsonl"
-    lines.write_text(lines.read_text().replace('"arm":"vit"', '"arm":"vat"'))
+    lines.write_text(lines.read_text(encoding="utf-8").replace('"arm":"vit"', '"arm":"vat"'), encoding="utf-8")
     with pytest.raises(RecordError, match="known: vit, mlp-mixer"):
         record(root, url)
 

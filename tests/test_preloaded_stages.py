@@ -46,7 +46,7 @@ def server(
     script = folder / "server.py"
     text = Path(preloaded.__file__).read_text(encoding="utf-8")
     before, after = text.index("LIBRARIES = ("), text.index("VERBS = (")
-    script.write_text(f"{text[:before]}LIBRARIES = {libraries}\n{text[after:]}")
+    script.write_text(f"{text[:before]}LIBRARIES = {libraries}\n{text[after:]}", encoding="utf-8")
     command = [sys.executable, "-P", str(script), environment[ADDRESS], *verbs]
     process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.PIPE)
     with process:
@@ -71,7 +71,7 @@ def has_received_pid(caller: subprocess.Popen[str]) -> bool:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "verb.py").write_text(VERB)
+    (tmp_path / "verb.py").write_text(VERB, encoding="utf-8")
     return os.environ | {ADDRESS: str(tmp_path / "s"), "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
 
 
@@ -126,9 +126,9 @@ def test_stage_runs_the_code_that_the_server_loaded_in_its_folder(
     (tmp_path / "stages").mkdir()
     (tmp_path / "stages" / "__init__.py").touch()
     part = tmp_path / "stages" / "part.py"
-    part.write_text("number = 1\n")
+    part.write_text("number = 1\n", encoding="utf-8")
     verb = "import pathlib, stages.part\npathlib.Path('said').write_text(str(stages.part.number))\n"
-    (tmp_path / "stages" / "fetch.py").write_text(verb)
+    (tmp_path / "stages" / "fetch.py").write_text(verb, encoding="utf-8")
 
     def fetch(folder: Path) -> list[bytes]:
         monkeypatch.chdir(folder)
@@ -139,9 +139,9 @@ def test_stage_runs_the_code_that_the_server_loaded_in_its_folder(
 
     with server(tmp_path, environment, verbs=("fetch",)):
         assert fetch(tmp_path) == [b"0"]
-        part.write_text("number = 22\n")
+        part.write_text("number = 22\n", encoding="utf-8")
         (tmp_path / "said").unlink()
-        assert fetch(tmp_path) == [b"0"] and (tmp_path / "said").read_text() == "1"
+        assert fetch(tmp_path) == [b"0"] and (tmp_path / "said").read_text(encoding="utf-8") == "1"
         assert fetch(tmp_path / "stages") == [], "declined"
 
 
@@ -158,7 +158,7 @@ def test_stage_runs_in_this_process_if_no_server_is_ready(tmp_path: Path) -> Non
 
 
 def test_caller_that_quits_early_does_not_affect_the_next(tmp_path: Path, environment: dict[str, str]) -> None:
-    (tmp_path / "slow.py").write_text("import time\ntime.sleep(2)\n")
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(2)\n", encoding="utf-8")
     environment["PYTHONPATH"] += f"{os.pathsep}{tmp_path}"
     with server(tmp_path, environment, ("slow",)):
         with call(tmp_path, environment, "sleep") as gone:
@@ -189,7 +189,7 @@ os._exit(7)
 @pytest.mark.timeout(120)
 def test_stage_has_all_libraries_one_thread_and_computes(tmp_path: Path, environment: dict[str, str]) -> None:
     """Environment variables that a library sets on import (Inductor does) must not block a call."""
-    (tmp_path / "verb.py").write_text(COMPUTES)
+    (tmp_path / "verb.py").write_text(COMPUTES, encoding="utf-8")
     for name in ("OMP_WAIT_POLICY", "TORCHINDUCTOR_CACHE_DIR"):
         environment.pop(name, None)
     with server(tmp_path, environment, LIBRARIES), call(tmp_path, environment, "") as caller:

@@ -39,16 +39,16 @@ MACHINE = {"device": "cpu", "threads": 1}
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     git(tmp_path, "init")
-    (tmp_path / "params.yaml").write_text("profile: smoke\nprofiles: {}\n")
-    (tmp_path / "README.md").write_text("x")
-    (tmp_path / "code.py").write_text("x = 1\n")
-    (tmp_path / ".gitignore").write_text("data/results/\n")
+    (tmp_path / "params.yaml").write_text("profile: smoke\nprofiles: {}\n", encoding="utf-8")
+    (tmp_path / "README.md").write_text("x", encoding="utf-8")
+    (tmp_path / "code.py").write_text("x = 1\n", encoding="utf-8")
+    (tmp_path / ".gitignore").write_text("data/results/\n", encoding="utf-8")
     for module in CODE:
         path = source_path(module)
         assert path is not None
         copy = tmp_path / path.relative_to(REPOSITORY)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(path.read_text())
+        copy.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     git(tmp_path, "add", "-A")
     git(tmp_path, "commit", "-m", "one")
     return tmp_path
@@ -145,7 +145,7 @@ def test_invalid_evidence_is_refused_with_a_remedy(checkout: Path, lines: list[R
     if lines:
         evaluated(checkout, *lines)
     if lines == [result()]:
-        (checkout / "data" / "results" / "toy.cost.jsonl").write_text("")
+        (checkout / "data" / "results" / "toy.cost.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(PublishError, match=said):
         publish("toy", checkout)
     assert not (checkout / "data" / "evidence").exists()
@@ -173,8 +173,8 @@ def test_folder_inside_another_repository_is_no_clone(checkout: Path) -> None:
 def test_project_in_a_folder_of_a_repository_has_its_history(checkout: Path) -> None:
     inner = checkout / "paper"
     (inner / "data").mkdir(parents=True)
-    (inner / "params.yaml").write_text("profile: smoke\n")
-    (inner / "data" / "claims.csv").write_text("id\n")
+    (inner / "params.yaml").write_text("profile: smoke\n", encoding="utf-8")
+    (inner / "data" / "claims.csv").write_text("id\n", encoding="utf-8")
     git(checkout, "add", "paper")
     git(checkout, "commit", "-m", "Start a paper")
     assert read_objects(inner, ["HEAD:./data/claims.csv", "HEAD:data/claims.csv"]) == [b"id\n", None]
@@ -202,12 +202,12 @@ def test_nothing_is_published_outside_git(tmp_path: Path) -> None:
     ("change", "dirty"),
     [
         (lambda root: None, False),
-        (lambda root: (root / "README.md").write_text("y"), False),
-        (lambda root: (root / "dvc.lock").write_text("y"), False),
-        (lambda root: (root / "params.yaml").write_text("profile: quick\nprofiles: {}\n"), False),
-        (lambda root: (root / "params.yaml").write_text("profile: quick\nprofiles: {a: 1}\n"), True),
-        (lambda root: (root / "code.py").write_text("x = 2\n"), True),
-        (lambda root: (root / "new.py").write_text("x = 2\n"), True),
+        (lambda root: (root / "README.md").write_text("y", encoding="utf-8"), False),
+        (lambda root: (root / "dvc.lock").write_text("y", encoding="utf-8"), False),
+        (lambda root: (root / "params.yaml").write_text("profile: quick\nprofiles: {}\n", encoding="utf-8"), False),
+        (lambda root: (root / "params.yaml").write_text("profile: quick\nprofiles: {a: 1}\n", encoding="utf-8"), True),
+        (lambda root: (root / "code.py").write_text("x = 2\n", encoding="utf-8"), True),
+        (lambda root: (root / "new.py").write_text("x = 2\n", encoding="utf-8"), True),
     ],
     ids=["nothing", "readme", "lock", "profile line", "other params", "code", "new file"],
 )
@@ -220,13 +220,13 @@ def test_results_of_uncommitted_code_are_not_published(checkout: Path) -> None:
     """Otherwise, publishing before committing would record a revision without the code."""
     module = next(iter(CODE))
     path = checkout / f"{module.replace('.', '/')}.py"
-    committed = path.read_text()
+    committed = path.read_text(encoding="utf-8")
     git(checkout, "rm", "-q", "--cached", str(path))
     git(checkout, "commit", "-qm", "without it")
     evaluated(checkout, result())
     with pytest.raises(PublishError, match=rf"toy.vit.0 ran code that HEAD doesn't hold \({module}\); commit it first"):
         publish("toy", checkout)
-    assert path.read_text() == committed and not (checkout / "data" / "evidence").exists()
+    assert path.read_text(encoding="utf-8") == committed and not (checkout / "data" / "evidence").exists()
     git(checkout, "add", str(path))
     git(checkout, "commit", "-qm", "with it")
     assert publish("toy", checkout).new == 1
@@ -256,7 +256,7 @@ def test_nothing_is_published_next_to_an_edited_line(checkout: Path) -> None:
     """Publishing would recompute the digest and turn the edit into evidence."""
     evaluated(checkout, result())
     path = publish("toy", checkout).path
-    path.write_text(path.read_text().replace('"dirty":false', '"dirty":true'))
+    path.write_text(path.read_text(encoding="utf-8").replace('"dirty":false', '"dirty":true'), encoding="utf-8")
     before = path.read_bytes()
     evaluated(checkout, result("ninformer"))
     with pytest.raises(EvidenceError, match=r"toy.jsonl, line 1: its digest is"):
@@ -270,13 +270,13 @@ def with_older_code(checkout: Path, *, forged: bool = False) -> tuple[ResultLine
     If `forged`, the equivalence states a digest that its revision lacks.
     """
     path, older = checkout / f"{SEEDING.replace('.', '/')}.py", CODE | {SEEDING: "0" * 16}
-    source = path.read_text()
-    path.write_text(source + "OLDER = 1\n")
+    source = path.read_text(encoding="utf-8")
+    path.write_text(source + "OLDER = 1\n", encoding="utf-8")
     if not forged:
-        older = CODE | {SEEDING: source_digest(path.read_text())}
+        older = CODE | {SEEDING: source_digest(path.read_text(encoding="utf-8"))}
     git(checkout, "commit", "-qam", "older")
     before = git(checkout, "rev-parse", "HEAD")
-    path.write_text(source)
+    path.write_text(source, encoding="utf-8")
     git(checkout, "commit", "-qam", "newer")
     line = result(code=older)
     modules = {name: (older[name], CODE[name]) for name in CODE}
@@ -293,7 +293,10 @@ def test_equivalent_older_code_is_published_with_its_own_revision(checkout: Path
     assert revisions == {"vit": before, "ninformer": after}
     assert read_equivalences(checkout).faults(1) == []
     path = checkout / EQUIVALENCES
-    path.write_text(canonical_json(seal(json.loads(path.read_text()) | {"after": "0" * 40})) + "\n")
+    path.write_text(
+        canonical_json(seal(json.loads(path.read_text(encoding="utf-8")) | {"after": "0" * 40})) + "\n",
+        encoding="utf-8",
+    )
     (fault,) = read_equivalences(checkout).faults(1)
     assert fault.endswith("line 1: there is no revision 000000000000 in this repository")
     assert read_equivalences(checkout).chain(line.spec, line.environment, CODE) is None

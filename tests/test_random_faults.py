@@ -69,7 +69,10 @@ Numbers = dict[str, dict[str, Any]]
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A committed project whose pipeline has run, with evidence of one experiment."""
     folder = make_checkout(tmp_path_factory.mktemp("finished") / "project")
-    lines = map(json.loads, (REPOSITORY / "data" / "evidence" / "ninformer-mnist.jsonl").read_text().splitlines())
+    lines = map(
+        json.loads,
+        (REPOSITORY / "data" / "evidence" / "ninformer-mnist.jsonl").read_text(encoding="utf-8").splitlines(),
+    )
     published = []
     for line in lines:
         if line["result"]["arm"] in ("vit", "ninformer"):
@@ -77,7 +80,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 line[part]["experiment"] = EXPERIMENT
             line.pop("release", None)
             published.append(canonical_json(seal(line)))
-    (folder / "data" / "evidence" / f"{EXPERIMENT}.jsonl").write_text("".join(f"{line}\n" for line in published))
+    (folder / "data" / "evidence" / f"{EXPERIMENT}.jsonl").write_text(
+        "".join(f"{line}\n" for line in published), encoding="utf-8"
+    )
     repro(folder)
     git(folder, "add", "-A")
     git(folder, "commit", "-qm", "finished")

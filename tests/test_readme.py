@@ -27,7 +27,7 @@ from tests.project import REPOSITORY, computed_findings
 
 DOCS = REPOSITORY / "docs"
 PICTURE = re.compile(r"!\[([^\]]*)\]\(([\w/.-]+\.png)\)")
-README = (REPOSITORY / "README.md").read_text()
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
 def test_table_of_papers_agrees_with_the_verdicts(published: str) -> None:
@@ -51,7 +51,11 @@ def test_table_of_papers_agrees_with_the_verdicts(published: str) -> None:
 
 def test_pictures_are_small_and_have_alternative_text() -> None:
     pages = [REPOSITORY / "README.md", *DOCS.glob("*.md")]
-    shown = [(page.parent / path, words) for page in pages for words, path in PICTURE.findall(page.read_text())]
+    shown = [
+        (page.parent / path, words)
+        for page in pages
+        for words, path in PICTURE.findall(page.read_text(encoding="utf-8"))
+    ]
     assert {path for path, _ in shown} == {*DOCS.glob("*.png")}
     assert [path.name for path, words in shown if not words or path.stat().st_size > 100_000] == []
 
@@ -64,7 +68,7 @@ def test_documents_are_short_and_name_the_columns_of_tables() -> None:
     assert spec is not None and spec.loader is not None
     spec.loader.exec_module(shape := module_from_spec(spec))
     texts = {
-        path.relative_to(REPOSITORY).as_posix(): path.read_text()
+        path.relative_to(REPOSITORY).as_posix(): path.read_text(encoding="utf-8")
         for pattern in ("*.md", "docs/**/*.md", "data/*/README.md")
         for path in REPOSITORY.glob(pattern)
     }
@@ -80,19 +84,23 @@ def test_documents_are_short_and_name_the_columns_of_tables() -> None:
 def test_site_builds_without_warnings(published: str, tmp_path: Path) -> None:
     """Every link resolves, including those of generated pages."""
     shutil.copytree(DOCS, tmp_path / "docs")
-    (tmp_path / "docs" / "results.md").write_text(results_page(published))
-    (tmp_path / "docs" / "findings.md").write_text("# Findings\n")
-    config = (REPOSITORY / "mkdocs.yml").read_text().replace(".ci/pages.py", str(REPOSITORY / ".ci" / "pages.py"))
-    (tmp_path / "mkdocs.yml").write_text(config)
+    (tmp_path / "docs" / "results.md").write_text(results_page(published), encoding="utf-8")
+    (tmp_path / "docs" / "findings.md").write_text("# Findings\n", encoding="utf-8")
+    config = (
+        (REPOSITORY / "mkdocs.yml")
+        .read_text(encoding="utf-8")
+        .replace(".ci/pages.py", str(REPOSITORY / ".ci" / "pages.py"))
+    )
+    (tmp_path / "mkdocs.yml").write_text(config, encoding="utf-8")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", tmp_path / "mkdocs.yml"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     site = tmp_path / "build" / "site"
     assert {path.stem for path in DOCS.glob("*.md")} <= {path.stem for path in site.glob("*.html")}
     for page, words in {"cli": COMMANDS, "service": Settings.model_fields, "data": load_params().datasets}.items():
-        html = (site / f"{page}.html").read_text().lower()
+        html = (site / f"{page}.html").read_text(encoding="utf-8").lower()
         assert [word for word in words if word not in html and page != "data"] == []
-    assert "our training agrees" in (site / "verdicts.html").read_text().lower()
+    assert "our training agrees" in (site / "verdicts.html").read_text(encoding="utf-8").lower()
 
 
 def test_metrics_of_dashboard_and_alerts_exist_and_are_documented(published: str, tmp_path: Path) -> None:
@@ -101,16 +109,16 @@ def test_metrics_of_dashboard_and_alerts_exist_and_are_documented(published: str
     numbers = dict.fromkeys(("samples_per_second", "seconds", "left_seconds", "usd", "left_usd"), 1.0)
     rows = [{"experiment": "x", "node": "x", "runs": {"done": 1}, **numbers}]
     write_metrics(tmp_path / "x.prom", [{"paper": "x", "by_word": {"holds": 1}}], {"rows": rows}, 0.0)
-    families = [*text_string_to_metric_families(exported + (tmp_path / "x.prom").read_text())]
+    families = [*text_string_to_metric_families(exported + (tmp_path / "x.prom").read_text(encoding="utf-8"))]
     known = {family.name for family in families}
     named = re.compile(r"claimcheck_[a-z_]+?(?=(?:_total|_bucket|_sum|_count)?\b)")
     monitoring = REPOSITORY / "deploy" / "monitoring"
-    dashboard = json.loads((monitoring / "grafana.json").read_text())
+    dashboard = json.loads((monitoring / "grafana.json").read_text(encoding="utf-8"))
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    groups = yaml.safe_load((monitoring / "alerts.yaml").read_text())["groups"]
+    groups = yaml.safe_load((monitoring / "alerts.yaml").read_text(encoding="utf-8"))["groups"]
     expressions += [rule["expr"] for group in groups for rule in group["rules"]]
     assert {name for text in expressions for name in named.findall(text)} <= known
-    documented = set(named.findall((DOCS / "monitoring.md").read_text()))
+    documented = set(named.findall((DOCS / "monitoring.md").read_text(encoding="utf-8")))
     assert documented == {name for name in known if name.startswith("claimcheck_") and not name.endswith("_created")}
 
 
@@ -122,9 +130,11 @@ def test_experiment_in_the_readme_is_valid_and_changes_only_the_rate(tmp_path: P
     shutil.copytree(REPOSITORY / "params", tmp_path / "params")
     (block,) = (block for block in read_examples(REPOSITORY / "README.md") if block.file)
     (line,) = re.findall(r"`(half-rate: [^`]+)`", README)
-    (tmp_path / block.file).write_text(block.text)
-    index = (REPOSITORY / "params.yaml").read_text()
-    (tmp_path / "params.yaml").write_text(index.replace("\nexperiments:\n", f"\nexperiments:\n  {line}\n"))
+    (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+    index = (REPOSITORY / "params.yaml").read_text(encoding="utf-8")
+    (tmp_path / "params.yaml").write_text(
+        index.replace("\nexperiments:\n", f"\nexperiments:\n  {line}\n"), encoding="utf-8"
+    )
     experiments = load_params(tmp_path).experiments
     ours, other = experiments["half-rate"], experiments["ninformer-cifar10"]
     assert ours.printed.optimizer.lr == other.printed.optimizer.lr / 2
@@ -157,7 +167,7 @@ def test_readme_counts_claims_correctly() -> None:
 
 
 def test_readme_and_plan_agree_on_remaining_hours() -> None:
-    costs = (DOCS / "train.md").read_text()
+    costs = (DOCS / "train.md").read_text(encoding="utf-8")
     (row,) = re.findall(r"^\| all \|.*$", costs, re.MULTILINE)
     header = next(line for line in costs.splitlines() if "hours of one H100" in line)
     hours = dict(zip(header.split(" | "), row.split(" | "), strict=True))["hours of one H100"]
@@ -170,7 +180,10 @@ def test_links_of_the_readme_are_files_in_git() -> None:
 
 
 def test_documented_make_targets_and_commands_exist() -> None:
-    makefile, text = (REPOSITORY / "Makefile").read_text(), "".join(p.read_text() for p in DOCS.glob("*.md")) + README
+    makefile, text = (
+        (REPOSITORY / "Makefile").read_text(encoding="utf-8"),
+        "".join(p.read_text(encoding="utf-8") for p in DOCS.glob("*.md")) + README,
+    )
     for target in set(re.findall(r"\bmake ([a-z-]+)`", text)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     assert set(re.findall(r"`claimcheck ([a-z]+)\b", text)) <= set(COMMANDS)

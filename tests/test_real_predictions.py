@@ -87,7 +87,9 @@ def test_predictions_for_mnist_equal_those_of_evaluate(server: str, arm: str) ->
 def test_released_model_has_its_published_accuracy() -> None:
     line = next(
         line
-        for line in map(json.loads, (REPOSITORY / "data/evidence/ninformer-mnist.jsonl").read_text().splitlines())
+        for line in map(
+            json.loads, (REPOSITORY / "data/evidence/ninformer-mnist.jsonl").read_text(encoding="utf-8").splitlines()
+        )
         if line["result"]["arm"] == "local-vit"
     )
     test_set = real_mnist()

@@ -91,7 +91,7 @@ def test_content_digest_changes_with_any_value(root: Path) -> None:
     record(root, DATABASE)
     before = dict(rows(root, "meta"))["content"]
     claims = root / "data" / "claims.csv"
-    claims.write_text(claims.read_text().replace("0.5378", "0.5379"))
+    claims.write_text(claims.read_text(encoding="utf-8").replace("0.5378", "0.5379"), encoding="utf-8")
     record(root, DATABASE)
     assert dict(rows(root, "meta"))["content"] != before
 
@@ -134,7 +134,7 @@ def selected(root: Path, arm: str) -> list[tuple[str, bool, list[str]]]:
 def test_result_of_a_changed_model_is_not_selected_or_served(root: Path) -> None:
     params = whole_file("ninformer-cifar100", root)
     params["arms"]["vit"]["model"]["depth"] += 1
-    (root / "params" / "ninformer-cifar100.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    (root / "params" / "ninformer-cifar100.yaml").write_text(yaml.safe_dump(params, sort_keys=False), encoding="utf-8")
     assert selected(root, "vit") == [("evidence", False, [])]
     assert selected(root, "ninformer") == [("evidence", True, [])]
     with open_results(str(root / DATABASE))() as session:
@@ -168,7 +168,9 @@ def test_older_code_is_current_if_a_line_shows_it_equivalent(root: Path) -> None
             (1,)
         }
     path = root / PATH
-    path.write_text(path.read_text().replace(today["stages.training.optimizer"], "1" * 16))
+    path.write_text(
+        path.read_text(encoding="utf-8").replace(today["stages.training.optimizer"], "1" * 16), encoding="utf-8"
+    )
     with pytest.raises(EvidenceError, match=r"equivalences.jsonl, line 1: its digest is"):
         record(root, DATABASE)
     path.unlink()
@@ -256,7 +258,7 @@ def test_invalid_line_is_reported_and_the_old_database_kept(
     record(root, DATABASE)
     before = (root / DATABASE).read_bytes()
     path = root / "data" / file
-    path.write_text(path.read_text().replace(old, new))
+    path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
     with pytest.raises(error, match=message):
         record(root, DATABASE)
     assert (root / DATABASE).read_bytes() == before
@@ -267,8 +269,8 @@ def test_invalid_line_is_reported_and_the_old_database_kept(
 
 def test_a_claim_with_a_bad_row_is_named_and_the_others_are_judged(root: Path) -> None:
     path = root / "data" / "claims.csv"
-    text = path.read_text().replace("0.5378", "54 %").replace("cifar10.ninformer", "cifar10.vit")
-    path.write_text(text.replace(",0.9712,", ",97.12,"))
+    text = path.read_text(encoding="utf-8").replace("0.5378", "54 %").replace("cifar10.ninformer", "cifar10.vit")
+    path.write_text(text.replace(",0.9712,", ",97.12,"), encoding="utf-8")
     notes = "\n".join(record(root, DATABASE).notes)
     for said in (
         "line 13: value: Input",
@@ -282,13 +284,13 @@ def test_a_claim_with_a_bad_row_is_named_and_the_others_are_judged(root: Path) -
 
 def test_differing_canaries_are_reported_without_splitting_the_machine(root: Path) -> None:
     path, lines = root / "data" / "results" / "ninformer-cifar10.jsonl", []
-    for number, text in enumerate(path.read_text().splitlines()):
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines()):
         process = {"variables": {}, "modules": {}, "canary": {"of": "a", "digest": f"{min(number, 1):012d}"}}
         line = json.loads(text)
         line["environment"]["process"] = process
         line["environment_digest"] = hashlib.sha256(canonical_json(line["environment"]).encode()).hexdigest()[:12]
         lines.append(json.dumps(line))
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     (note,) = record(root, DATABASE).notes
     assert note.startswith("CANARIES DIFFER: 000000000000 for ninformer-cifar10.")
     with open_results(str(root / DATABASE))() as session:
@@ -301,13 +303,13 @@ def test_results_of_a_removed_profile_are_omitted_with_a_note(root: Path) -> Non
     """Both local and published results of a user's own profile."""
     record(root, DATABASE)
     before = {table: rows(root, table) for table in ("results", "metrics", "epochs", "checkpoints", "verdicts")}
-    params = yaml.safe_load((root / "params.yaml").read_text())
+    params = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
     mine = params | {"profiles": params["profiles"] | {"mine": params["profiles"]["smoke"]}}
-    (root / "params.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
+    (root / "params.yaml").write_text(yaml.safe_dump(mine, sort_keys=False), encoding="utf-8")
     for kind in ("results", "evidence"):
         name = "ninformer-cifar10" if kind == "results" else "ninformer-mnist"
         path = root / "data" / kind / f"{name}.jsonl"
-        line = json.loads(path.read_text().splitlines()[0])
+        line = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
         own = line["result"] if kind == "evidence" else line
         ran_in = own["environment"] | {"device_name": "mine"}
         digest = hashlib.sha256(canonical_json(ran_in).encode()).hexdigest()[:12]
@@ -318,7 +320,7 @@ def test_results_of_a_removed_profile_are_omitted_with_a_note(root: Path) -> Non
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
     assert record(root, DATABASE).results == 26
-    (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False), encoding="utf-8")
     summary = record(root, DATABASE)
     assert summary.results == 24
     published, local = summary.notes
@@ -351,7 +353,7 @@ def test_record_prints_a_summary_or_the_fault(root: Path, capsys: pytest.Capture
 def test_arms_with_declared_differences_are_compared(root: Path) -> None:
     params = whole_file("ninformer-cifar100", root)
     params["arms"]["vit"]["protocol"] = {"optimizer": {"name": "sgd", "lr": 0.1}}
-    (root / "params" / "ninformer-cifar100.yaml").write_text(yaml.safe_dump(params))
+    (root / "params" / "ninformer-cifar100.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     record(root, DATABASE)
     assert selected(root, "vit") and not any(is_selected for _, is_selected, _ in selected(root, "vit"))
     (root / "data" / "evidence" / "ninformer-cifar100.jsonl").unlink(missing_ok=True)
@@ -372,7 +374,7 @@ def write_finding(root: Path, claim: str) -> None:
         "error": "ninformer.ten",
         "paper": "ninformer",
     }
-    (root / "data" / "findings.jsonl").write_text(json.dumps(line) + "\n")
+    (root / "data" / "findings.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
 
 
 def test_finding_is_stored_with_its_claim(root: Path) -> None:
@@ -425,7 +427,7 @@ def test_every_experiment_has_a_markdown_and_a_csv_table(root: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"index.md", "verdicts.md"} | {
         f"{n}.{kind}" for n in names for kind in ("md", "csv")
     }
-    mnist = (folder / "ninformer-mnist.md").read_text()
+    mnist = (folder / "ninformer-mnist.md").read_text(encoding="utf-8")
     assert cells(mnist, "ViT (baseline)")[1:] == ["97.12", "97.22 ± 0.17", "3"]
     assert "The models finish in the paper’s order." in mnist
     with (folder / "ninformer-mnist.csv").open(newline="") as file:
@@ -436,7 +438,7 @@ def test_every_experiment_has_a_markdown_and_a_csv_table(root: Path) -> None:
 def test_placeholder_results_leave_cells_empty(root: Path) -> None:
     record(root, "data/results.db")
     report.main([])
-    text = (root / "data" / "report" / "ninformer-cifar10.md").read_text()
+    text = (root / "data" / "report" / "ninformer-cifar10.md").read_text(encoding="utf-8")
     assert cells(text, "ViT (baseline)")[1:] == ["65.74", "–", "0"]
     assert "says nothing about the claim" in text
 
@@ -464,7 +466,7 @@ def test_docs_state_omitted_test_images(root: Path) -> None:
         lines.append(replace(line, result=without_test_images(line.result, 23)))
     path.write_bytes(write_lines(lines))
     assert report.main(["--docs"]) == 0
-    text = (root / "docs" / "results.md").read_text()
+    text = (root / "docs" / "results.md").read_text(encoding="utf-8")
     table = text[text.index("MNIST") : text.index("CIFAR-100")]
     assert "on official data without 23 of 10,000 test images, which our source lacks (profile paper)." in table
 
@@ -507,7 +509,7 @@ def test_report_without_a_database_explains_how_to_get_one(root: Path, capsys: p
 def test_every_paper_has_a_table_of_verdicts(root: Path) -> None:
     record(root, "data/results.db")
     report.main([])
-    text = (root / "data" / "report" / "verdicts.md").read_text()
+    text = (root / "data" / "report" / "verdicts.md").read_text(encoding="utf-8")
     assert "| ninformer | by training | 12 | 0 | 0 | 4 | 8 |" in text
     assert "| ninformer | by computing | 1 | 0 | 1 | 0 | 0 |" in text
     assert cells(text, "`ninformer.table2.mnist.vit`")[1:4] == ["97.12 %", "97.22 %", "inconclusive (exploratory)"]

@@ -222,7 +222,9 @@ def test_lint_finds_the_gain_that_the_papers_own_table_excludes() -> None:
 
 def test_commands_judge_lint_and_write_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     claims, found, page = tmp_path / "claims.csv", tmp_path / "results.csv", tmp_path / "report.html"
-    claims.write_text(HEADER + "<b>,value,accuracy,ours,,mnist,97.2 %,,,5,\nb,value,accuracy,ours,,mnist,99,,,,\n")
+    claims.write_text(
+        HEADER + "<b>,value,accuracy,ours,,mnist,97.2 %,,,5,\nb,value,accuracy,ours,,mnist,99,,,,\n", encoding="utf-8"
+    )
     results().to_csv(found, index=False)
     assert main(["judge", str(claims), str(found), "--html", str(page), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
@@ -232,9 +234,16 @@ def test_commands_judge_lint_and_write_a_page(tmp_path: Path, capsys: pytest.Cap
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
     assert main(["lint", str(claims)]) == 1 and "line 3: b: 99 is no share" in capsys.readouterr().out
     rules = tmp_path / "rules.yaml"
-    rules.write_text("verdicts: {alpha_within: 7}\n")
+    rules.write_text("verdicts: {alpha_within: 7}\n", encoding="utf-8")
     assert main(["judge", str(claims), str(found), "--rules", str(rules)]) == 1
     assert str(rules) in capsys.readouterr().err
+    for text in ("looks: anytime\n", "margins: {error_points: 0.5}\n"):
+        rules.write_text(text, encoding="utf-8")
+        assert main(["judge", str(claims), str(found), "--rules", str(rules)]) == 1  # because of the row with a fault
+        assert "<b>: " in capsys.readouterr().out
+    rules.write_text("lookz: anytime\n", encoding="utf-8")
+    assert main(["judge", str(claims), str(found), "--rules", str(rules)]) == 1
+    assert "lookz" in capsys.readouterr().err
     assert main(["judge", str(claims), "data/claims.csv", "--rules", "params.yaml"]) == 1
     assert "lack the column seed" in capsys.readouterr().err
 

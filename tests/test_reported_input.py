@@ -471,7 +471,7 @@ def test_file_is_read_as_programs_export_it(tmp_path: Path) -> None:
         assert [one.claim for one in judged.verdicts] == ["a"]
         assert [(one.line, one.why) for one in judged.problems] == problems
     for other in (text.replace(",", ";"), text.replace(",", "\t"), f"# ours\n{text}"):
-        (tmp_path / "other").write_text(other)
+        (tmp_path / "other").write_text(other, encoding="utf-8")
         assert [one.claim for one in claimcheck.judge(tmp_path / "other", results).verdicts] == ["a"]
     faults = {b"id\xe9": "save it as CSV UTF-8", b"": "is empty", b"id,metric,arm,ID\n": "columns id twice"}
     faults[b'id,metric,arm\n"a,accuracy,ours\nb,accuracy,ours\n'] = "unexpected end of data in line 3"
@@ -479,7 +479,7 @@ def test_file_is_read_as_programs_export_it(tmp_path: Path) -> None:
         (tmp_path / "bad").write_bytes(faulty)
         with pytest.raises(TableError, match=said):
             claimcheck.judge(tmp_path / "bad", results)
-    (tmp_path / "long").write_text("arm,seed,accuracy\nours,0,0,97\n")
+    (tmp_path / "long").write_text("arm,seed,accuracy\nours,0,0,97\n", encoding="utf-8")
     with pytest.raises(TableError, match="line 2 of the results has 4 cells"):
         claimcheck.judge(tmp_path / "plain", tmp_path / "long")
 
@@ -505,7 +505,7 @@ def test_missing_names_have_a_hint() -> None:
 
 def test_size_of_a_model_is_no_seed(tmp_path: Path) -> None:
     names = ["resnet-18", "resnet-34", "bert-base-seed1-lr0.1", "vit/run2", "vit run 2"]
-    (tmp_path / "runs.csv").write_text("Name,accuracy\n" + "".join(f"{name},0.9\n" for name in names))
+    (tmp_path / "runs.csv").write_text("Name,accuracy\n" + "".join(f"{name},0.9\n" for name in names), encoding="utf-8")
     found = import_results("csv", tmp_path / "runs.csv")
     assert found.table[["arm", "seed"]].to_numpy().tolist() == [["bert-base-lr0.1", "1"], ["vit", "2"], ["vit", "2"]]
     unnamed, read, twice = found.notes

@@ -52,7 +52,7 @@ def test_piped_output_has_one_line_per_stage_and_the_log_the_rest(
     assert ": 2 of 2 runs, " in trained
     log = re.fullmatch(r"10 stages run, in \d+ (?:s|min); full log: (data/logs/repro-[\d-]+\.log)", last)
     assert log
-    written = (folder / log[1]).read_text()
+    written = (folder / log[1]).read_text(encoding="utf-8")
     assert "git add dvc.lock" in written and "vit.0: trained" in written
 
 

@@ -258,17 +258,17 @@ def test_loaded_code_equals_the_files_on_disk() -> None:
 def test_quick_edit_of_equal_length_is_noticed(checkout: Path) -> None:
     """Bytecode validated by time and size would hide the new source."""
     path = checkout / "stages" / "device.py"
-    path.write_text("x = 1\n")
+    path.write_text("x = 1\n", encoding="utf-8")
     assert import_anew(checkout, "from stages.device import x; print(x)").stdout == "1\n"
     before = path.stat()
-    path.write_text("x = 2\n")
+    path.write_text("x = 2\n", encoding="utf-8")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert import_anew(checkout, "from stages.device import x; print(x)").stdout == "2\n"
 
 
 def test_damaged_bytecode_is_recompiled(checkout: Path) -> None:
     path = checkout / "stages" / "device.py"
-    path.write_text("x = 1\n")
+    path.write_text("x = 1\n", encoding="utf-8")
     assert import_anew(checkout, "import stages.device").returncode == 0
     (cached,) = (path.parent / "__pycache__").glob("device.*.pyc")
     cached.write_bytes(cached.read_bytes()[:-3])
@@ -279,14 +279,14 @@ def test_stage_refuses_params_that_changed_while_dvc_ran(checkout: Path) -> None
     assert ask(checkout, "-m", "stages.train", EXPERIMENT).returncode == 0
     assert ask(checkout, "-m", "stages.inputs").returncode == 0
     params, name = checkout / "params.yaml", f"evaluate@{EXPERIMENT}"
-    content = params.read_text()
-    params.write_text(content.replace("repeats: 1", "repeats: 2", 1))
-    assert params.read_text() != content
+    content = params.read_text(encoding="utf-8")
+    params.write_text(content.replace("repeats: 1", "repeats: 2", 1), encoding="utf-8")
+    assert params.read_text(encoding="utf-8") != content
     refused = ask(checkout, "-m", "stages.evaluate", EXPERIMENT, DVC_STAGE=name)
     assert refused.returncode == 1
     assert f"{name}: params changed while dvc repro ran; nothing is written, run dvc repro again" in refused.stderr
     assert not (checkout / "data" / "results").exists()
-    params.write_text(content)
+    params.write_text(content, encoding="utf-8")
     again = ask(checkout, "-m", "stages.evaluate", EXPERIMENT, DVC_STAGE=name)
     assert again.returncode == 0, again.stderr
 
@@ -332,20 +332,20 @@ def with_mine(tmp_path: Path) -> Path:
     project = make_project(tmp_path / "project", epochs=1, steps_per_epoch=1)
     copy_stages(project)
     (project / "mine").mkdir()
-    (project / "mine" / "__init__.py").write_text("NAME = 'mine'\n")
-    (project / "mine" / "layers.py").write_text(LAYERS)
-    (project / "mine" / "helpers.py").write_text("SLOPE = 0.01\n")
+    (project / "mine" / "__init__.py").write_text("NAME = 'mine'\n", encoding="utf-8")
+    (project / "mine" / "layers.py").write_text(LAYERS, encoding="utf-8")
+    (project / "mine" / "helpers.py").write_text("SLOPE = 0.01\n", encoding="utf-8")
     use(project, "Leaky()", "from mine.layers import Leaky")
     return project
 
 
 def use(project: Path, layer: str, statement: str) -> None:
     """Append `layer` to the ViT's MLPs."""
-    source = shutil.copy(REPOSITORY / VIT, project / VIT).read_text()
+    source = shutil.copy(REPOSITORY / VIT, project / VIT).read_text(encoding="utf-8")
     plain = "FeedForward(dim=dim, hidden_dim=mlp_dim, dropout=dropout)"
     assert source.count(plain) == source.count("from torch import") == 1
     source = source.replace(plain, f"nn.Sequential({plain}, {layer})")
-    (project / VIT).write_text(source.replace("from torch import", f"{statement}\nfrom torch import"))
+    (project / VIT).write_text(source.replace("from torch import", f"{statement}\nfrom torch import"), encoding="utf-8")
 
 
 def train(project: Path) -> str:
@@ -356,9 +356,9 @@ def train(project: Path) -> str:
 
 def spec_of(project: Path, arm: str) -> dict[str, str]:
     folder = project / "data" / "runs" / EXPERIMENT
-    runs = json.loads((folder / "runs.json").read_text())["runs"]
+    runs = json.loads((folder / "runs.json").read_text(encoding="utf-8"))["runs"]
     key = next(run["run_key"] for run in runs if run["arm"] == arm)
-    code: dict[str, str] = json.loads((folder / key / "spec.json").read_text())["code"]
+    code: dict[str, str] = json.loads((folder / key / "spec.json").read_text(encoding="utf-8"))["code"]
     return code
 
 
@@ -367,9 +367,9 @@ def test_users_module_is_in_the_key_and_its_edit_retrains(with_mine: Path) -> No
     assert {"mine", "mine.layers", "mine.helpers"} <= spec_of(with_mine, "vit").keys()
     assert not {"mine.layers"} & spec_of(with_mine, "ninformer").keys(), "it doesn't import the module"
     assert "0 to train" in train(with_mine)
-    (with_mine / "mine" / "helpers.py").write_text("SLOPE = 0.01  # explained\n")
+    (with_mine / "mine" / "helpers.py").write_text("SLOPE = 0.01  # explained\n", encoding="utf-8")
     assert "0 to train" in train(with_mine)
-    (with_mine / "mine" / "helpers.py").write_text("SLOPE = 0.5\n")
+    (with_mine / "mine" / "helpers.py").write_text("SLOPE = 0.5\n", encoding="utf-8")
     said = train(with_mine)
     assert "vit.0: to train, code of mine.helpers" in said and "ninformer.0: taken from the store" in said
 
@@ -424,7 +424,7 @@ def test_stage_inputs_include_the_users_package(with_mine: Path) -> None:
     done = ask(with_mine, "-m", "stages.inputs")
     assert done.returncode == 0, done.stderr
     for verb in ("train", "evaluate"):
-        content = json.loads((with_mine / "data" / "inputs" / f"{verb}@{EXPERIMENT}.json").read_text())
+        content = json.loads((with_mine / "data" / "inputs" / f"{verb}@{EXPERIMENT}.json").read_text(encoding="utf-8"))
         assert {"mine", "mine.layers", "mine.helpers"} <= content["code"].keys(), verb
 
 
@@ -432,15 +432,17 @@ def test_change_in_how_the_worker_computes_changes_the_key(with_mine: Path) -> N
     """The module that flushes denormals and builds networks is in every run's key."""
     train(with_mine)
     session = with_mine / "stages" / "training" / "session.py"
-    source = session.read_text()
+    source = session.read_text(encoding="utf-8")
     assert source.count("torch.set_flush_denormal(True)") == 1
-    session.write_text(source.replace("torch.set_flush_denormal(True)", "torch.set_flush_denormal(False)"))
+    session.write_text(
+        source.replace("torch.set_flush_denormal(True)", "torch.set_flush_denormal(False)"), encoding="utf-8"
+    )
     assert train(with_mine).count("to train, code of stages.training.session") == 2
 
 
 def test_worker_module_itself_does_not_handle_data_or_layers() -> None:
     """`stages.training.session` does."""
-    tree = (REPOSITORY / "stages" / "worker.py").read_text()
+    tree = (REPOSITORY / "stages" / "worker.py").read_text(encoding="utf-8")
     assert [
         word for word in ("flush_denormal", "build_model", "make_task", "read_rows", "manual_seed") if word in tree
     ] == []
@@ -455,12 +457,14 @@ def test_installed_packages_and_standard_library_are_pinned() -> None:
 def test_relative_imports_and_parent_packages_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "relative_example"
     (package / "inner").mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "top.py").write_text("X = 1\n")
-    (package / "inner" / "__init__.py").write_text("from . import leaf\n")
-    (package / "inner" / "leaf.py").write_text("from .. import top\nfrom ..top import X\n")
-    (package / "maybe.py").write_text("try:\n    import not_there\nexcept ImportError:\n    not_there = None\n")
-    (package / "never.py").write_text("import not_there\n")
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    (package / "top.py").write_text("X = 1\n", encoding="utf-8")
+    (package / "inner" / "__init__.py").write_text("from . import leaf\n", encoding="utf-8")
+    (package / "inner" / "leaf.py").write_text("from .. import top\nfrom ..top import X\n", encoding="utf-8")
+    (package / "maybe.py").write_text(
+        "try:\n    import not_there\nexcept ImportError:\n    not_there = None\n", encoding="utf-8"
+    )
+    (package / "never.py").write_text("import not_there\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert imported_modules("relative_example.inner.leaf") == {"relative_example", "relative_example.top"}
     assert import_closure(["relative_example.inner"]) == {
@@ -480,7 +484,7 @@ NAMES_ONLY = ("ops", "optim", "training", *(f"papers/{name}" for name in known_p
 @pytest.mark.parametrize("package", NAMES_ONLY)
 def test_package_init_files_contain_only_names(package: str) -> None:
     """They run with each module but aren't in any key, because papers' packages import all their models."""
-    body = ast.parse((REPOSITORY / "stages" / package / "__init__.py").read_text()).body
+    body = ast.parse((REPOSITORY / "stages" / package / "__init__.py").read_text(encoding="utf-8")).body
     assert {type(node) for node in body} <= {ast.Expr, ast.ImportFrom, ast.Assign}
     assert [ast.unparse(node.targets[0]) for node in body if isinstance(node, ast.Assign)] in ([], ["__all__"])
 

@@ -115,7 +115,7 @@ def test_diverged_run_is_published_without_weights(project: Path) -> None:
     edit_experiment(lambda content: content["protocol"]["optimizer"].update(name="sgd", lr=1e30))
     assert run()
     folder = Path("data/runs") / EXPERIMENT / listed("vit")
-    result = json.loads((folder / "result.json").read_text())
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     assert result["status"] == "diverged"
     assert result["divergence"]["step"] > result["divergence"]["last_finite_step"] >= 0
     assert not (folder / "weights.safetensors").exists()
@@ -194,10 +194,10 @@ def test_nonfinite_weights_after_the_last_step_count_as_divergence(project: Path
     edit(Path("params.yaml"), lambda index: index["profiles"]["smoke"]["overrides"].update(steps_per_epoch=1))
     assert run()
     folder = Path("data/runs") / EXPERIMENT / listed("vit")
-    result = json.loads((folder / "result.json").read_text())
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     assert (result["status"], result["divergence"]["step"]) == ("diverged", 1)
     assert 0 < result["divergence"]["last_finite_loss"] < 100
-    row = json.loads((folder / "history.jsonl").read_text())
+    row = json.loads((folder / "history.jsonl").read_text(encoding="utf-8"))
     assert "test_loss" not in row and row["train_loss"] > 0
 
 
@@ -331,7 +331,7 @@ def test_run_retrained_alone_keeps_its_thread_count(project: Path, monkeypatch: 
     monkeypatch.setattr("os.cpu_count", lambda: 6)  # three threads each: neither one nor all
 
     def weights_and_threads(key: str) -> tuple[str, int]:
-        result = json.loads((Path("data/store/runs") / key / "result.json").read_text())
+        result = json.loads((Path("data/store/runs") / key / "result.json").read_text(encoding="utf-8"))
         return result["weights_sha256"], result["environment"]["threads"]
 
     def train() -> bool:

@@ -28,7 +28,7 @@ WINDOW, WIDTH, DEPTH, VOCABULARY = 32, 16, 2, 300
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The experiment of params/ with small networks, trained and evaluated on placeholder data."""
     folder = tmp_path_factory.mktemp("text")
-    index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    index = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
     index["experiments"] = {EXPERIMENT: index["experiments"][EXPERIMENT]}
     index["profile"] = "smoke"
     index["profiles"]["smoke"]["overrides"] |= {
@@ -37,7 +37,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "batch_size": 4,
         "observe_test": True,
     }
-    experiment = yaml.safe_load((REPOSITORY / "params" / f"{EXPERIMENT}.yaml").read_text())
+    experiment = yaml.safe_load((REPOSITORY / "params" / f"{EXPERIMENT}.yaml").read_text(encoding="utf-8"))
     experiment["protocol"]["optimizer"]["lr"] = 0.01
     experiment["protocol"]["schedule"] = {"name": "constant"}
     for arm in ("gpt2", "aether-gpt"):
@@ -48,8 +48,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "num_heads": 2,
         }
     (folder / "params").mkdir()
-    (folder / "params.yaml").write_text(yaml.safe_dump(index))
-    (folder / "params" / f"{EXPERIMENT}.yaml").write_text(yaml.safe_dump(experiment))
+    (folder / "params.yaml").write_text(yaml.safe_dump(index), encoding="utf-8")
+    (folder / "params" / f"{EXPERIMENT}.yaml").write_text(yaml.safe_dump(experiment), encoding="utf-8")
     (folder / "data").mkdir()
     for name in ("claims.csv", "claims-history.jsonl"):
         shutil.copy(REPOSITORY / "data" / name, folder / "data")
@@ -119,8 +119,10 @@ def test_database_has_losses_and_tokens_per_second_but_no_verdicts(project: Path
 
 
 def test_published_spec_has_the_context_length_and_text_code(project: Path) -> None:
-    runs = json.loads((project / "data/runs" / EXPERIMENT / "runs.json").read_text())["runs"]
-    spec = json.loads((project / "data/runs" / EXPERIMENT / runs[0]["run_key"] / "spec.json").read_text())
+    runs = json.loads((project / "data/runs" / EXPERIMENT / "runs.json").read_text(encoding="utf-8"))["runs"]
+    spec = json.loads(
+        (project / "data/runs" / EXPERIMENT / runs[0]["run_key"] / "spec.json").read_text(encoding="utf-8")
+    )
     assert spec["model"]["arguments"]["context"] == 1024
     assert "stages.training.tokens" in spec["code"] and "stages.training.images" not in spec["code"]
 

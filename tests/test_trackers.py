@@ -59,7 +59,9 @@ def as_chart(folder: Path) -> Path:
 def as_file_store(folder: Path) -> Path:
     """Write MLflow's folder `mlruns`."""
     (folder / "mlruns" / "0").mkdir(parents=True)
-    (folder / "mlruns" / "0" / "meta.yaml").write_text("experiment_id: '0'\nname: Default\nlifecycle_stage: active\n")
+    (folder / "mlruns" / "0" / "meta.yaml").write_text(
+        "experiment_id: '0'\nname: Default\nlifecycle_stage: active\n", encoding="utf-8"
+    )
     runs = [(f"{arm}-{seed}", arm, seed, curve, 3, "active") for (arm, seed), curve in CURVES.items()]
     runs += [("sunny-sky", "ours", 9, [0.1], 4, "active"), ("gone", "ours", 8, [0.2], 3, "deleted")]
     for name, arm, seed, curve, status, stage in runs:
@@ -71,7 +73,7 @@ def as_file_store(folder: Path) -> Path:
             "metrics/val/accuracy": "".join(f"1795677501 {value} {step}\n" for step, value in enumerate(curve)),
         }.items():
             (run / path).parent.mkdir(parents=True, exist_ok=True)
-            (run / path).write_text(text)
+            (run / path).write_text(text, encoding="utf-8")
     return folder / "mlruns"
 
 
@@ -118,7 +120,8 @@ def as_events(folder: Path) -> Path:
 def test_tracked_results_are_judged(kind: str, write: Callable[[Path], Path], tmp_path: Path) -> None:
     claims, results = tmp_path / "claims.csv", tmp_path / "results.csv"
     claims.write_text(
-        "id,kind,metric,arm,baseline,printed,n\nt,value,val/accuracy,ours,,97.4 %,5\nu,order,val/accuracy,ours,vit,,\n"
+        "id,kind,metric,arm,baseline,printed,n\nt,value,val/accuracy,ours,,97.4 %,5\nu,order,val/accuracy,ours,vit,,\n",
+        encoding="utf-8",
     )
     assert main(["import", kind, str(write(tmp_path)), "-o", str(results)]) == 0
     judged = claimcheck.judge(claims, results)
@@ -139,7 +142,7 @@ def test_unfinished_run_is_omitted_by_name(tmp_path: Path) -> None:
 
 def test_only_named_columns_and_metrics_are_imported(tmp_path: Path) -> None:
     source = tmp_path / "runs.csv"
-    source.write_text("optimizer,try,model,score,accuracy\nadam,0,vit,3,0.9\nsgd,1,vit,4,0.8\n")
+    source.write_text("optimizer,try,model,score,accuracy\nadam,0,vit,3,0.9\nsgd,1,vit,4,0.8\n", encoding="utf-8")
     found = import_results("csv", source, columns={"arm": "optimizer", "seed": "try"}, metrics=["score"])
     assert found.table[["arm", "seed", "metric", "value"]].to_numpy().tolist() == [
         ["adam", "0", "score", 3.0],
@@ -162,7 +165,7 @@ def test_only_named_columns_and_metrics_are_imported(tmp_path: Path) -> None:
 def test_unreadable_source_explains_what_is_missing(
     tmp_path: Path, text: str, more: dict[str, dict[str, str]], said: str
 ) -> None:
-    (tmp_path / "runs.csv").write_text(text)
+    (tmp_path / "runs.csv").write_text(text, encoding="utf-8")
     with pytest.raises(TableError, match=said):
         import_results("csv", tmp_path / "runs.csv", **more)  # type: ignore[arg-type]
     with pytest.raises(TableError, match=r"not a database|no such table: runs"):

@@ -150,7 +150,9 @@ def test_verify_without_arguments_prints_at_most_twenty_lines_with_remedies(
 
 def test_step_of_the_github_action_fails_if_a_link_is_broken(root: Path, tmp_path: Path) -> None:
     """The shell step literally, as a runner starts bash."""
-    (step,) = yaml.safe_load((REPOSITORY / ".github/actions/verify/action.yml").read_text())["runs"]["steps"]
+    (step,) = yaml.safe_load((REPOSITORY / ".github/actions/verify/action.yml").read_text(encoding="utf-8"))["runs"][
+        "steps"
+    ]
     files = {name: str(tmp_path / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
     given = {"COMMAND": f"{sys.executable} -m stages.cli", "ARGUMENTS": NAME, "RUNNER_TEMP": str(tmp_path)}
 
@@ -160,11 +162,13 @@ def test_step_of_the_github_action_fails_if_a_link_is_broken(root: Path, tmp_pat
         done = subprocess.run(bash, cwd=root, env=environment, stdout=subprocess.PIPE, text=True, check=False)
         return done.returncode, done.stdout
 
-    assert run() == (0, "") and json.loads((tmp_path / "GITHUB_STEP_SUMMARY").read_text())["broken"] == 0
+    assert (
+        run() == (0, "") and json.loads((tmp_path / "GITHUB_STEP_SUMMARY").read_text(encoding="utf-8"))["broken"] == 0
+    )
     flip(root / "data" / "models" / f"{NAME}.safetensors", -1)
     code, output = run()
     assert code == 1 and output.startswith(f"::error::{NAME}: checkpoint: data/models/{NAME}.safetensors: ")
-    last = (tmp_path / "GITHUB_OUTPUT").read_text().splitlines()[-1]
+    last = (tmp_path / "GITHUB_OUTPUT").read_text(encoding="utf-8").splitlines()[-1]
     assert last.startswith("totals={") and json.loads(last.removeprefix("totals="))["broken"] == output.count(
         "::error::"
     )
@@ -212,11 +216,11 @@ def flip_params(root: Path) -> None:
 def flip_revision(root: Path) -> None:
     """Also recompute the line's digest, as a forger would."""
     path = root / EVIDENCE
-    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
     for line in lines:
         revision = line["origin"]["revision"]
         line["origin"]["revision"] = f"{int(revision[0], 16) ^ 1:x}{revision[1:]}"
-    path.write_text("".join(f"{canonical_json(seal(line))}\n" for line in lines))
+    path.write_text("".join(f"{canonical_json(seal(line))}\n" for line in lines), encoding="utf-8")
     retract(root, read_versions(root), date="2026-01-01", why="What a forger would write, too")
     record(root, "data/results.db", evidence_only=True)
 
@@ -291,7 +295,9 @@ def test_evidence_edited_after_recording_is_reported(root: Path) -> None:
 
 def test_selecting_another_profile_does_not_break_the_record(root: Path) -> None:
     params = root / "params.yaml"
-    params.write_text(params.read_text().replace("profile: smoke", "profile: quick", 1))
+    params.write_text(
+        params.read_text(encoding="utf-8").replace("profile: smoke", "profile: quick", 1), encoding="utf-8"
+    )
     recorded, _ = verify_one(root)
     assert recorded.status == "holds", recorded
 
@@ -348,8 +354,10 @@ def test_history_edited_after_training_is_reported(root: Path, forged: bool) -> 
     _, folder = run_of(root)
     assert statuses(trail_of(root))["metrics"] == "holds"
     path = folder / "history.jsonl"
-    *rows, last = path.read_text().splitlines()
-    path.write_text("\n".join([*rows, canonical_json({**json.loads(last), "test_accuracy": 0.9999})]) + "\n")
+    *rows, last = path.read_text(encoding="utf-8").splitlines()
+    path.write_text(
+        "\n".join([*rows, canonical_json({**json.loads(last), "test_accuracy": 0.9999})]) + "\n", encoding="utf-8"
+    )
     if forged:
         files = seal_outcome({file.name: file.read_bytes() for file in folder.iterdir()})
         (folder / "result.json").write_bytes(files["result.json"])
@@ -404,10 +412,10 @@ def test_available_data_are_digested_again(tmp_path: Path) -> None:
     assert check_data(folder, zeros, zeros).status == "not here", "another preparation of the same data set"
     assert check_data(folder, info.digest, zeros).status == "broken"
     description = folder / "dataset.json"
-    content = description.read_text()
-    description.write_text(content.replace(info.digest, zeros))
+    content = description.read_text(encoding="utf-8")
+    description.write_text(content.replace(info.digest, zeros), encoding="utf-8")
     assert check_data(folder, info.digest, info.digest).status == "broken", "its description was changed"
-    description.write_text(content)
+    description.write_text(content, encoding="utf-8")
     table = pack_table(tmp_path / "line", np.ones((300, 3), np.float32), np.arange(300, dtype=np.float32))
     train, test = (TokenSet(np.arange(start, start + 9, dtype=np.uint16)) for start in (0, 9))
     text = dataclasses.replace(table, dataset="text", kind="text", shape=(4,), digest=digest_tokens(train, test, 4))

@@ -72,7 +72,8 @@ def metrics_of(comparison: ExperimentComparison, kind: str) -> dict[str, str]:
     names = [*comparison.printed_metrics, *SHOWN_METRICS[kind]]
     if comparison.metric.name not in names:
         names.append(comparison.metric.name)
-    return {name: METRICS[name].title for name in names}
+    known = {**METRICS, comparison.metric.name: comparison.metric}
+    return {name: known[name].title if name in known else name for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)

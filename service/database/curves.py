@@ -39,6 +39,7 @@ _LOSSES = {
     "multi-label": ("loss", "nats"),
     "regression": ("mean squared error", ""),
     "segmentation": ("loss", "nats per pixel"),
+    "other": ("loss", ""),
 }
 
 

@@ -267,7 +267,7 @@ def list_checkpoints(
         .outerjoin(Metric, (Metric.result_id == Result.id) & (Metric.metric == "flops_per_image"))
         .join(ArmRow, (ArmRow.experiment == Result.experiment) & (ArmRow.name == Result.arm))
         .join(ExperimentRow, ExperimentRow.name == Result.experiment)
-        .join(Dataset, (Dataset.name == ExperimentRow.dataset) & Dataset.has_images)
+        .join(Dataset, (Dataset.name == ExperimentRow.dataset) & Dataset.has_images & (Dataset.kind != "other"))
         .options(contains_eager(Checkpoint.result).options(defer(Result.spec), defer(Result.environment)))
         .order_by(Checkpoint.position)
         .limit(limit)
@@ -335,6 +335,8 @@ def find_checkpoints(session: Session, ids: Sequence[str]) -> list[ServedCheckpo
 
 
 def _takes_no_image(dataset: Dataset) -> str:
+    if dataset.kind == "other":
+        return "learns a task of another package, which only evaluation reads; /api/v1/checkpoints lists the others"
     row = "the tokens of a text" if dataset.kind == "text" else "rows of a table, whose scaling no checkpoint has"
     return f"takes {row}; models that answer here take images, and /api/v1/checkpoints lists them"
 

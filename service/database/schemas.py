@@ -65,7 +65,9 @@ class PaperOut(Out):
 class DatasetOut(Out, of=Dataset, without=("position", "class_names")):
     name: str = Field(examples=["cifar100"])
     title: str = Field(examples=["CIFAR-100"])
-    kind: str = Field(description="images, table, text, multi-label, regression or segmentation", examples=["images"])
+    kind: str = Field(
+        description="images, table, text, multi-label, regression, segmentation or other", examples=["images"]
+    )
     shape: list[int] = Field(
         description="of a sample: channels, height, width; columns; or tokens", examples=[[3, 32, 32]]
     )

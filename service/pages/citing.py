@@ -17,6 +17,7 @@ import yaml
 from service.pages.legend import address_of, is_part, key_of, meaning_of
 from service.pages.opening import holds_in_its_order_only
 from service.pages.wording import name_with_value, verdict_in_words
+from stages.citation import CITATION, name_author, read_about, read_licences
 from stages.results import (
     AGAINST_THE_PAPER,
     FOR_THE_PAPER,
@@ -87,12 +88,9 @@ class Project:
 def read_project(files: Mapping[str, Path]) -> Project:
     """Read `CITATION.cff` among the files that pages may show; one that can't be read says nothing."""
     try:
-        about = yaml.safe_load(files["CITATION.cff"].read_text(encoding="utf-8"))
-        parts = ("given-names", "name-particle", "family-names", "name-suffix")
-        authors = [one.get("name") or " ".join(one[part] for part in parts if part in one) for one in about["authors"]]
-        licences = about.get("license") or []
-        licences = [licences] if isinstance(licences, str) else licences
-        return Project(" and ".join(filter(None, authors)), " or ".join(licences), "NOTICE" in files)
+        about = read_about(files[CITATION])
+        authors = " and ".join(filter(None, map(name_author, about["authors"])))
+        return Project(authors, " or ".join(read_licences(about)), "NOTICE" in files)
     except (KeyError, OSError, TypeError, ValueError, AttributeError, yaml.YAMLError):
         return Project(has_notice="NOTICE" in files)
 

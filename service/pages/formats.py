@@ -210,7 +210,9 @@ _TALLIED = {"orders": "comparisons"}
 
 def unit_of(claim: Claim) -> str:
     """Return the unit of our result; for a claim about sizes, that of its metric."""
-    return METRICS[claim.metric].unit if claim.facts.at_size else claim.unit or ""
+    if claim.facts.at_size:
+        return METRICS[claim.metric].unit if claim.metric in METRICS else ""
+    return claim.unit or ""
 
 
 def in_terms_of(value: float | None, claim: Claim, write: Callable[[float], str] = plain) -> str:

@@ -60,6 +60,7 @@ from stages.results import (
     MetricInfo,
     Provenance,
     Question,
+    known_metrics,
     list_judged,
 )
 
@@ -188,7 +189,9 @@ def show_leaderboard(
     stopwatch, stopwatches = models.choose_stopwatch(kept, timed)
     kept = [replace(entry, is_timed=models.stopwatch_of(entry) == stopwatch) for entry in kept]
     entries = comparing.rank(kept, by=sort, is_reversed=reverse)
-    axis = axis_of([entry.arm for entry in entries], METRICS[shown])
+    info = known_metrics(session)[shown]
+    metrics.setdefault(shown, info.title)
+    axis = axis_of([entry.arm for entry in entries], info)
     experiments = {name: queries.find_experiment(session, name) for name in {e.comparison.experiment for e in entries}}
     lost = {item.experiment: models.at_chance(item, chosen) for item in found}
     return render_page(
@@ -197,7 +200,7 @@ def show_leaderboard(
         datasets=[item for item in datasets if overview[item.name].is_real or item.name == chosen.name],
         dataset=chosen,
         metrics=metrics,
-        metric=METRICS[shown],
+        metric=info,
         profiles=list(dict.fromkeys(name for item in found for name in item.profiles)),
         profile=profile,
         provenances=PROVENANCES,
@@ -217,7 +220,7 @@ def show_leaderboard(
         stopwatches=stopwatches,
         inks=inks_of(session),
         axis=axis,
-        marks=[mark_of(entry.arm, METRICS[shown], axis) for entry in entries if axis],
+        marks=[mark_of(entry.arm, info, axis) for entry in entries if axis],
         most_lines=models.MOST_LINES,
         columns={
             name: title for name, title in comparing.TITLES.items() if name in ON_BOARD and comparing.has(entries, name)

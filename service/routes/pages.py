@@ -40,6 +40,7 @@ SAMPLES = {
     "multi-label": "samples",
     "regression": "images",
     "segmentation": "images",
+    "other": "samples",
 }  # of each kind of data set
 
 

@@ -27,7 +27,7 @@ class InputContract:
 
     Images are uint8 of `shape` [C, H, W], normalised by `mean` and `std` per channel.
     Tables and texts are used as packed: rows of `shape` [D] whose columns are `classes`, windows of [T] tokens.
-    `kind` is that of the data, or the task if the network has one of its own.
+    `kind` is that of the data, or the task if the network has one of its own, `other` if that is another package's.
     """
 
     model: ModelSpec
@@ -38,19 +38,21 @@ class InputContract:
     run_key: str
     dataset: str
     data_digest: str
-    kind: Literal["images", "table", "text"] | TaskName = "images"
+    kind: Literal["images", "table", "text", "other"] | TaskName = "images"
 
     @classmethod
-    def of_run(cls, spec: RunSpec, kind: Any, **data: Any) -> InputContract:
-        """Return the contract of a run's weights; `data` are dataset, shape and classes of packed data of `kind`."""
+    def of_run(cls, spec: RunSpec, info: Any) -> InputContract:
+        """Return the contract of a run's weights; `info` describes the packed data."""
         return cls(
-            kind=spec.task or kind,
+            kind="other" if spec.task_class else spec.task or info.kind,
             model=spec.model,
             mean=spec.protocol.mean,
             std=spec.protocol.std,
             run_key=spec.run_key,
             data_digest=spec.data_digest,
-            **data,
+            dataset=info.dataset,
+            shape=info.shape,
+            classes=info.classes,
         )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from stages.params.experiment import Params
+from stages.params.metrics import OwnMetric
 from stages.params.schema import nearest, read_yaml, validate
 from stages.run import STRICT
 from stages.runs.fingerprint import source_path
@@ -366,14 +367,21 @@ def find_faults(claim: ClaimLine, params: Params, families: Collection[str]) -> 
         if claim.factor and len({str(arm.model.get(claim.factor)) for arm in experiment.arms.values()}) < 2:
             yield f"factor is {claim.factor!r}; the models of {experiment.name} don't differ in it"
     if claim.experiment and claim.facts.by == "training":
-        yield from _find_faults_of_training(claim)
+        own = {metric: one for name in names for metric, one in params.experiments[name].metrics.items()}
+        yield from _find_faults_of_training(claim, own)
 
 
-def _find_faults_of_training(claim: ClaimLine) -> Iterator[str]:
-    found = find_unit(claim.metric)
+def _find_faults_of_training(claim: ClaimLine, own: Mapping[str, OwnMetric]) -> Iterator[str]:
+    found, metric = find_unit(claim.metric), own.get(claim.metric)
+    if found and metric:
+        yield f"metric is {claim.metric!r}, which we measure, too; rename the one in the params file"
+    if metric is not None:
+        found = metric.unit, metric.better
+        if claim.facts.number == "model" and claim.value is not None and not metric.holds(claim.value):
+            yield f"value is {claim.value:g}; the range of {claim.metric} is {list(metric.range)}"
     if found is None:
         if claim.kind != "observed":  # the paper's own
-            yield f"metric is {claim.metric!r}{nearest(claim.metric, CLAIMED_METRICS)}"
+            yield f"metric is {claim.metric!r}{nearest(claim.metric, (*own, *CLAIMED_METRICS))}"
         return
     unit, better = found
     is_number = claim.facts.is_gain or claim.facts.number == "model"

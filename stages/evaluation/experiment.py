@@ -21,8 +21,10 @@ from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.datasets.packed import PackedInfo, read_info
 from stages.evaluation.cost import Latency, Stopwatch
 from stages.evaluation.flops import FlopCounts, MeasurementCache, digest_of
+from stages.evaluation.own_metrics import code_of_metric
 from stages.evaluation.scores import Observer, cut_info, cut_rows, score
 from stages.params.experiment import LatencySpec, ProfileParams
+from stages.params.metrics import OwnMetric
 from stages.run import ModelSpec, RunSpec
 from stages.runs.consistency import find_contradictions
 from stages.runs.equivalence import read_equivalences
@@ -41,20 +43,29 @@ class Evaluation:
     """Lines in the order of the run list; `faults`: error messages by the label of the run.
 
     `kept`: labels of runs whose earlier measurements are reused, because files, code and machine are the same.
+    `failed`: reasons why a run, by its label, lacks metrics of the user's own; its line has all others.
     """
 
     results: list[ResultLine] = field(default_factory=list)
     costs: list[CostLine] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def evaluate_experiment(
-    name: str, data: Path, profile: ProfileParams, device: str, code_of: CodeOf, *, anew: bool = False
+    name: str,
+    data: Path,
+    profile: ProfileParams,
+    device: str,
+    code_of: CodeOf,
+    own: Mapping[str, OwnMetric] | None = None,
+    *,
+    anew: bool = False,
 ) -> Evaluation:
     """Return result and cost lines of the runs in `data/runs/<name>/`, with the profile's timing and test rows.
 
-    `anew`: reuse no earlier measurement.
+    `own`: metrics of the user's own.  `anew`: reuse no earlier measurement.
 
     Raises:
         EvaluationError: there is no run list.
@@ -73,23 +84,28 @@ def evaluate_experiment(
             runs.append(TrainedRun(run, data / "runs" / name / run.run_key, info))
         except EvaluationError as error:
             found.faults[f"{run.arm}.{run.replicate}"] = str(error)
-    evaluator = _Evaluator(run_list, packed, info, device, code_of, anew=anew)
+    evaluator = _Evaluator(run_list, packed, info, device, code_of, own or {}, anew)
     latencies = evaluator.evaluate(runs, profile.latency, found)
     found.costs.extend(run.cost_line(name, latencies.get(run.label)) for run in runs if run.label not in found.faults)
     return found
 
 
+@dataclass
 class _Evaluator:
     """Evaluates runs on the test data, and caches measurements."""
 
-    def __init__(
-        self, run_list: RunList, packed: Path, info: PackedInfo, device: str, code_of: CodeOf, *, anew: bool
-    ) -> None:
-        self.run_list, self.packed, self.info, self.device, self.anew = run_list, packed, info, device, anew
-        self.code_of, self.counts = code_of, FlopCounts()
-        self.kept, self.times = MeasurementCache("evaluated"), MeasurementCache("timed")
-        self.equivalences = read_equivalences(packed.parent.parent.parent)
-        self.environment = describe_environment(torch.device(device)) | describe_variables()
+    run_list: RunList
+    packed: Path
+    info: PackedInfo
+    device: str
+    code_of: CodeOf
+    metrics: Mapping[str, OwnMetric]
+    anew: bool
+
+    def __post_init__(self) -> None:
+        self.counts, self.kept, self.times = FlopCounts(), MeasurementCache("evaluated"), MeasurementCache("timed")
+        self.equivalences = read_equivalences(self.packed.parent.parent.parent)
+        self.environment = describe_environment(torch.device(self.device)) | describe_variables()
 
     @cached_property
     def test_set(self) -> RowSet:
@@ -133,7 +149,7 @@ class _Evaluator:
         )
         for run in runs:
             with _isolate_failure(run, found):
-                line, is_kept = self._line(run, watch if timed.get(run.run.arm) is run else None)
+                line, is_kept = self._line(run, watch if timed.get(run.run.arm) is run else None, found)
                 found.results.append(line)
                 found.kept.extend([run.label] * is_kept)
         self.counts.save()
@@ -149,11 +165,15 @@ class _Evaluator:
             self.times.write(self.run_list.experiment, timed_key, times)
         return latencies
 
-    def _line(self, run: TrainedRun, watch: Stopwatch | None) -> tuple[ResultLine, bool]:
-        """Return the run's result line, and whether its numbers were measured earlier."""
+    def _line(self, run: TrainedRun, watch: Stopwatch | None, found: Evaluation) -> tuple[ResultLine, bool]:
+        """Return the run's result line, and whether its numbers were measured earlier; record metrics that fail."""
         if not self.equivalences.today(run.spec, run.result["environment"]):
             self._refuse_other_code(changed_modules(run.spec))
-        key = self._cache_key([run])
+        settings = {
+            name: metric.definition | {"range": list(metric.range), "code": dict(code_of_metric(metric))}
+            for name, metric in self.metrics.items()
+        }
+        key = self._cache_key([run], settings)
         kept = None if self.anew or not run.has_network else _read_measured(self.kept.read(run.run.run_key, key))
         if kept is not None and find_contradictions(run.result_line(self.run_list, kept)):
             kept = None
@@ -164,7 +184,9 @@ class _Evaluator:
             if kept is None:
                 info, spec = self.info, run.planned
                 flops = self.counts.count(spec.model, info.shape, info.vocabulary)
-                scores = score(predictor, self.test_set, info, spec.protocol, run.history, flops)
+                scores = score(predictor, self.test_set, info, spec, run.history, flops, self.metrics)
+                if scores.failed:
+                    found.failed[run.label] = "; ".join(f"metric {name}: {why}" for name, why in scores.failed.items())
                 inside = self.observer.observe(predictor, spec.replicate)
                 measured = MeasuredRun(
                     metrics=(*scores.metrics, *inside.metrics),
@@ -180,7 +202,7 @@ class _Evaluator:
                 f"contradicts itself: {'; '.join(contradictions)}; remove data/store/runs/{run.run.run_key} and "
                 f"`dvc repro -f train@{self.run_list.experiment}` trains it again"
             )
-        if kept is None and run.has_network and not self._ran_other_code([run]):
+        if kept is None and run.has_network and run.label not in found.failed and not self._ran_other_code([run]):
             self.kept.write(run.run.run_key, key, asdict(measured))
         return line, kept is not None
 

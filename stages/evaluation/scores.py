@@ -18,13 +18,15 @@ from torch import Tensor, nn
 from stages.checkpoint.predictor import Predictor
 from stages.datasets.packed import ImageSet, PackedInfo, TokenSet
 from stages.evaluation.cost import count_parameters
+from stages.evaluation.own_metrics import measure_own
 from stages.observation import Observed
 from stages.papers import Observations, build_model, find_observations
-from stages.run import ModelSpec, Protocol, Replicate, canonical_json
+from stages.params.metrics import OwnMetric
+from stages.run import ModelSpec, Replicate, RunSpec, canonical_json
 from stages.runs.evidence import Layers, Measurement, Moment, pack_confusion, pack_correct
 from stages.training.kinds import RowSet, make_task
 from stages.training.loop import Task, measure, seeded_model
-from stages.training.tasks import TASKS, task_named
+from stages.training.tasks import OtherTask, task_learned
 
 CALIBRATION_BINS = 15
 """Guo et al. 2017, section 5."""
@@ -137,9 +139,13 @@ _LARGEST_EXPONENT = math.log(sys.float_info.max)
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Metrics of a run; for images also which test images were classified correctly, and the predicted classes."""
+    """Metrics of a run; for images also which test images were classified correctly, and the predicted classes.
+
+    `failed`: by metric of the user's own that has no number, the reason.
+    """
 
     metrics: tuple[Measurement, ...] = ()
+    failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     correct: str | None = None
     confusion: str | None = None
 
@@ -148,18 +154,23 @@ def score(
     predictor: Predictor,
     test_set: RowSet,
     info: PackedInfo,
-    protocol: Protocol,
+    spec: RunSpec,
     history: Sequence[Mapping[str, Any]],
     flops: int,
+    own: Mapping[str, OwnMetric] | None = None,
 ) -> Scores:
-    """Score `predictor` on the test split; `history` are the run's epochs, `flops` those of one row."""
+    """Score the `predictor` of a run on the test split; `history` are its epochs, `flops` those of one row.
+
+    `own`: metrics of the user's own.
+    """
+    own = own or {}
     parameters = Measurement(metric="parameters", split="none", value=count_parameters(predictor.network))
-    kind, parts = predictor.contract.kind, info.shape[0] if info.kind == "text" else 1
+    kind, parts = spec.task or info.kind, info.shape[0] if info.kind == "text" else 1
     per_sample = flops if info.kind == "images" else flops / parts
     cost = Measurement(metric=f"flops_per_{_SAMPLES[info.kind]}", split="none", value=per_sample)
-    if kind not in TASKS and isinstance(test_set, ImageSet):
-        return _score_images(predictor, test_set, history, (parameters, cost))
-    task = task_named(kind, make_task(test_set, info, protocol, predictor.device))
+    if kind == "images" and isinstance(test_set, ImageSet):
+        return _score_images(predictor, test_set, history, (parameters, cost), own)
+    task = task_learned(spec, make_task(test_set, info, spec.protocol, predictor.device))
     loss = measure(predictor.network, task)["loss"]
     if kind == "text":
         measured = _of_text(loss, len(task) * parts)
@@ -167,20 +178,63 @@ def score(
         measured = _of_masks(loss, predictor.network, task)
     elif kind == "multi-label":
         measured = _of_labels(loss, *_outputs(predictor.network, task))
+    elif spec.task_class is not None:
+        numbers, targets = _outputs(predictor.network, task)
+        measured = [Measurement(metric="loss", split="test", value=loss, n=len(task))]
+        measured += _of_numbers(float(((numbers.astype(np.float64) - targets) ** 2).mean()), numbers, targets)
     else:
         measured = _of_table(loss, info, history)
         if kind == "regression":
             measured += _of_numbers(loss, *_outputs(predictor.network, task))
-    return Scores(metrics=(*measured, parameters, cost))
+    found, failed = measure_own(own, _rows(kind, predictor.network, task) if own else {}, measured, len(task))
+    return Scores(metrics=(*measured, *found, parameters, cost), failed=failed)
+
+
+def _rows(kind: str, network: nn.Module, task: Task) -> dict[str, np.ndarray]:
+    """Return what is true and predicted of all rows, for metrics of the user's own.
+
+    multi-label   labels int64 [N, K], `probabilities` float32 [N, K]
+    segmentation  classes int64 of all pixels that count
+    numbers       float32 [N, K], or [N] if K is 1
+    """
+    if kind == "segmentation":
+        with torch.inference_mode():
+            batches = task.plain_batches(torch.arange(len(task), device=task.device), 256)
+            pairs = [
+                (_say(network, task, inputs).argmax(1)[targets >= 0], targets[targets >= 0])
+                for inputs, targets in batches
+            ]
+        predicted, true = (torch.cat(part).cpu().numpy() for part in zip(*pairs, strict=True))
+        return {"true": true, "predictions": predicted}
+    outputs, targets = _outputs(network, task)
+    if kind == "multi-label":
+        probabilities = torch.from_numpy(outputs).sigmoid().numpy()
+        predicted = (outputs >= 0).astype(np.int64)
+        return {"true": targets.astype(np.int64), "predictions": predicted, "probabilities": probabilities}
+    shape = (len(targets), -1) if targets.size > len(targets) else len(targets)
+    return {"true": targets.reshape(shape), "predictions": outputs.reshape(shape)}
 
 
 def _outputs(network: nn.Module, task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs and targets of all rows."""
+    """Return what is said of all rows, and their targets.
+
+    Raises:
+        ValueError: another package's task reads outputs in another shape than its targets.
+    """
     with torch.inference_mode():
         batches = task.plain_batches(torch.arange(len(task), device=task.device), 256)
-        pairs = [(network(inputs).float().cpu().numpy(), targets.cpu().numpy()) for inputs, targets in batches]
-    outputs, targets = zip(*pairs, strict=True)
-    return np.concatenate(outputs), np.concatenate(targets)
+        pairs = [(_say(network, task, inputs).float().cpu(), targets.cpu()) for inputs, targets in batches]
+    outputs, targets = (torch.cat(part).numpy() for part in zip(*pairs, strict=True))
+    if isinstance(task, OtherTask) and outputs.shape != targets.shape:
+        name, shapes = type(task).__name__, f"{[*outputs.shape]}; its targets are {[*targets.shape]}"
+        raise ValueError(f"{name}.predict returns {shapes}")
+    return outputs, targets
+
+
+def _say(network: nn.Module, task: Task, inputs: Tensor) -> Tensor:
+    """Return what the network says of the targets, as the task reads it."""
+    outputs: Tensor = network(inputs)
+    return task.predict(outputs) if isinstance(task, OtherTask) else outputs
 
 
 def _of_labels(loss: float, logits: np.ndarray, labels: np.ndarray) -> list[Measurement]:
@@ -227,7 +281,7 @@ def _of_masks(loss: float, network: nn.Module, task: Task) -> list[Measurement]:
     confusion: Tensor | int = 0
     with torch.inference_mode():
         for inputs, targets in task.plain_batches(torch.arange(len(task), device=task.device), 256):
-            logits, counts = network(inputs), targets >= 0
+            logits, counts = _say(network, task, inputs), targets >= 0
             classes = logits.shape[1]
             cells = targets[counts] * classes + logits.argmax(1)[counts]
             confusion += cells.bincount(minlength=classes**2).reshape(classes, classes).cpu()
@@ -261,6 +315,7 @@ def _score_images(
     test_set: ImageSet,
     history: Sequence[Mapping[str, Any]],
     of_the_model: tuple[Measurement, ...],
+    own: Mapping[str, OwnMetric],
 ) -> Scores:
     labels, n = test_set.labels, len(test_set)
     probabilities = predictor.probabilities(test_set.images)
@@ -277,8 +332,11 @@ def _score_images(
     observed = [row["test_accuracy"] for row in history if "test_accuracy" in row]
     if observed:
         metrics.append(Measurement(metric="best_epoch_accuracy", split="test", value=max(observed), n=n))
+    rows = {"true": labels, "predictions": probabilities.argmax(axis=1), "probabilities": probabilities}
+    found, failed = measure_own(own, rows | {"positive": probabilities[:, -1]}, metrics, n)
     return Scores(
-        metrics=tuple(metrics),
+        metrics=(*metrics, *found),
+        failed=failed,
         correct=pack_correct(correctness(probabilities, labels)),
         confusion=pack_confusion(confusion),
     )

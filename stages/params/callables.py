@@ -54,6 +54,15 @@ def signature_of(address: str) -> Signature:
     raise UnknownCallable(f"{module} has no {name!r}", sorted(one for one in names if one[0] != "_"))
 
 
+def first_parameters(address: str, count: int) -> list[str] | None:
+    """Return a function's first parameters; None for a class, or if the source doesn't show them."""
+    module, _, name = address.partition(":")
+    found = _find(module, name)
+    if found is None or isinstance(found[1], ast.ClassDef):
+        return None
+    return [*_of_function(found[1].args).keywords][:count]
+
+
 @cache
 def _body(module: str) -> list[ast.stmt]:
     """Return the top-level statements of a module's source, and those in its `if` and `try`; none without source."""

@@ -19,11 +19,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from stages.params.callables import signature_of
 from stages.params.files import SourceFile as SourceFile
 from stages.params.foreign import check_recipe
+from stages.params.metrics import OwnMetric, read_metrics
 from stages.params.plugins import address_of
 from stages.params.protocol import protocol_schema, read_protocol
 from stages.params.schema import ParamsError as ParamsError
 from stages.params.schema import (
     check_choice,
+    check_keywords,
     check_task,
     classes_of,
     hint,
@@ -140,7 +142,8 @@ class DatasetSource:
     `separator` and `ignore` are a table's columns and the character between them; `missing`: what becomes of rows with
     missing values, `mean` of the training rows in their place or not.  `task`: what is learned, with `classes` labels,
     unless it is a picture's class or a row's number.  `labels`: the table that has the labels of a folder's pictures.
-    `text`: the column of a table that is the text.
+    `text`: the column of a table that is the text.  `task_class`: `name` and arguments of a class of another package
+    that learns the task.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -171,6 +174,7 @@ class DatasetSource:
     task: TaskName | None = None
     labels: str | None = None
     text: str | None = None
+    task_class: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +210,10 @@ class ProfileParams:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentParams:
-    """One table or figure of one paper on one data set.  `printed` is the protocol before a profile cuts it."""
+    """One table or figure of one paper on one data set.  `printed` is the protocol before a profile cuts it.
+
+    `metrics`: those of other packages that its results have, too, by name.
+    """
 
     name: str
     title: str
@@ -215,6 +222,7 @@ class ExperimentParams:
     printed: Protocol
     seeds: tuple[int, ...]
     arms: Mapping[str, ArmParams]
+    metrics: Mapping[str, OwnMetric] = dataclasses.field(default_factory=dict)
 
     @property
     def replicates(self) -> int:
@@ -291,6 +299,7 @@ class _ExperimentFile(BaseModel):
     title: str
     protocol: dict[str, Any]
     arms: Annotated[dict[str, ArmTemplate], Field(min_length=1)]
+    metrics: dict[str, dict[str, Any]] = {}
 
 
 def load_params(root: Path = Path()) -> Params:
@@ -302,8 +311,7 @@ def load_params(root: Path = Path()) -> Params:
     index_path = root / "params.yaml"
     index = validate(TypeAdapter(_Index), read_yaml(index_path), index_path)
     check_choice(index.profile, index.profiles, index_path, "profile")
-    for name, source in index.datasets.items():
-        check_task(source, index_path, f"datasets.{name}")
+    datasets = {name: _with_task(one, index_path, f"datasets.{name}") for name, one in index.datasets.items()}
     known = sorted(field.name for field in dataclasses.fields(Protocol))
     for name, profile in index.profiles.items():
         if strange := next((key for key in profile.overrides if key not in known), None):
@@ -322,19 +330,35 @@ def load_params(root: Path = Path()) -> Params:
         check_choice(entry.dataset, index.datasets, index_path, f"experiments.{name}.dataset")
         path = root / "params" / f"{name}.yaml"
         document = merge(files, name, path)
-        experiments[name] = _read_experiment(name, entry, index.datasets[entry.dataset], document, path)
+        experiments[name] = _read_experiment(name, entry, datasets[entry.dataset], document, path)
+        for key, own in experiments[name].metrics.items():
+            for first, other in ((one.name, one.metrics.get(key, own)) for one in experiments.values()):
+                if (other.unit, other.better) != (own.unit, own.better):
+                    raise ParamsError(f"{path}: metrics.{key} has another unit or better than in params/{first}.yaml")
         for profile in index.profiles.values():
             for arm in [None, *(arm for arm in experiments[name].arms.values() if arm.protocol)]:
                 if (recipe := resolve_protocol(experiments[name], profile, arm).recipe) is not None:
-                    check_recipe(recipe, index.datasets[entry.dataset].task, path)
+                    check_recipe(recipe, datasets[entry.dataset], path)
     return Params(
         profile_name=index.profile,
         profiles=index.profiles,
-        datasets=index.datasets,
+        datasets=datasets,
         experiments={name: experiments[name] for name in index.experiments},
         verdicts=index.verdicts,
         rates=index.rates,
     )
+
+
+def _with_task(source: DatasetSource, path: Path, key_path: str) -> DatasetSource:
+    """Return the data set, checked, with the address of its task if that is another package's."""
+    check_task(source, path, key_path)
+    if source.task_class is None:
+        return source
+    arguments = {key: value for key, value in source.task_class.items() if key != "name"}
+    place = f"{key_path}.task_class"
+    address = address_of("tasks", str(source.task_class.get("name")), (), path, f"{place}.name")
+    check_keywords(address, arguments, path, place, given=("plain",))
+    return dataclasses.replace(source, task_class={"name": address, **arguments})
 
 
 def read_files(root: Path, experiments: Iterable[str]) -> dict[str, Any]:
@@ -420,6 +444,7 @@ def _read_experiment(
         printed=printed,
         seeds=seeds,
         arms=arms,
+        metrics=read_metrics(file.metrics, source, path),
     )
 
 
@@ -504,7 +529,13 @@ def plan_runs(
         protocol = resolve_protocol(experiment, profile, arm)
         for index, replicate in enumerate(replicates[: profile.replicates]):
             spec = RunSpec(
-                model=model, protocol=protocol, data_digest="", replicate=replicate, code={}, task=source.task
+                model=model,
+                protocol=protocol,
+                data_digest="",
+                replicate=replicate,
+                code={},
+                task=source.task,
+                task_class=source.task_class,
             )
             runs.append(PlannedRun(name=RunName(experiment.name, arm.name, index), spec=spec))
     return runs

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from stages.params.callables import UnknownCallable, signature_of
 from stages.params.plugins import address_of
 from stages.params.schema import ParamsError, check_keywords
-from stages.run import OptimizerSpec, RecipeSpec, ScheduleSpec, TaskName
+from stages.run import OptimizerSpec, RecipeSpec, ScheduleSpec
 
 _OURS = ("lr", "weight_decay", "decay", "clip_norm")
 _OPTIMIZERS, _SCHEDULES = (get_args(get_type_hints(spec)["name"]) for spec in (OptimizerSpec, ScheduleSpec))
@@ -90,14 +90,15 @@ def imported_recipe(recipe: RecipeSpec, path: Path, key_path: str) -> RecipeSpec
     return dataclasses.replace(recipe, **found)
 
 
-def check_recipe(recipe: RecipeSpec, task: TaskName | None, path: Path) -> None:
-    """Check that all of a recipe is defined for a task on images.
+def check_recipe(recipe: RecipeSpec, source: Any, path: Path) -> None:
+    """Check that all of a recipe is defined for the task of a data set of images.
 
     Raises:
         ParamsError: something isn't.
     """
-    if task is None:
+    if (task := source.task) is None:
         return
+    learns = "it has a task_class, which defines the loss" if source.task_class else ""
     has_masks, mixed = task == "segmentation", [str(one["name"]) for one in recipe.mix or ()]
     foreign = [str(one["name"]) for one in recipe.transforms or () if ":" in str(one["name"])]
     wrong = [
@@ -107,6 +108,7 @@ def check_recipe(recipe: RecipeSpec, task: TaskName | None, path: Path) -> None:
         ({*mixed} - {"MixUp"}, "mix", "only MixUp mixes labels and numbers in the same proportions as pictures"),
         (has_masks and foreign, "transforms", "only those of torchvision are known to move masks with their pictures"),
         (has_masks and recipe.loss, "loss", "it doesn't know which pixels count"),
+        *((learns and getattr(recipe, name), name, learns) for name in ("class_weights", "label_smoothing", "loss")),
     ]
     for is_wrong, field, reason in wrong:
         if is_wrong:

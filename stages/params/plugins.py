@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stages.params.schema import ParamsError, hint
 
-KINDS = ("models", "optimizers", "schedules", "losses", "transforms", "readers")
+KINDS = ("models", "optimizers", "schedules", "losses", "transforms", "metrics", "tasks", "readers")
 
 
 @dataclass(frozen=True, order=True)

@@ -90,6 +90,7 @@ def check_task(source: Any, path: Path, key_path: str) -> None:
         (is_segmentation and source.kind == "table", "task", "segmentation needs images"),
         (is_segmentation and not 2 <= source.classes <= 254, "classes", "expected 2 to 254"),
         (task and source.classes < 1, "classes", "expected the number of labels"),
+        (source.task_class and not task, "task", "expected what the targets are: labels, numbers or masks"),
         (task and (source.train_per_class or source.test_per_class), "task", "leave out the numbers per class"),
         (has_labels and not source.labels, "labels", "expected the table with the labels of the pictures"),
         (source.labels and not has_labels, "labels", "only a folder of images with labels or numbers has one"),

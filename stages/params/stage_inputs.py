@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from stages import STARTED_NS, papers_folder
-from stages.params.experiment import Params, load_params, resolve_protocol
+from stages.params.experiment import Params, load_params, plan_runs
 from stages.params.plugins import find_plugins
 from stages.params.schema import known_papers
-from stages.run import ModelSpec, Replicate, RunSpec
 from stages.runs.fingerprint import (
     imported_modules,
     imported_modules_of,
@@ -66,26 +65,26 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
         own = (address.partition(":")[0],) if ":" in address else ()
         found[f"preprocess@{name}"] = StageInputs(("stages.preprocess", *own), {"dataset": source})
     for name, experiment in everything["experiments"].items():
-        package = f"stages.papers.{experiment['paper']}"
+        package, metrics = f"stages.papers.{experiment['paper']}", experiment["metrics"]
         stacks = tuple(f"{package}.{path.stem}" for path in papers_folder().glob(f"{experiment['paper']}/*_stack.py"))
-        trained = {"profile": profile, "experiment": experiment}
+        trained = {"profile": profile, "experiment": {key: experiment[key] for key in experiment if key != "metrics"}}
         named = _named_modules(params, name)
         roots = "stages.train", "stages.worker", package, *stacks, *optimizers, *named
         found[f"train@{name}"] = StageInputs(roots, trained)
         observed = (f"{package}.observations",) if source_path(f"{package}.observations") else ()
-        evaluated = ("stages.evaluate", package, *observed, *named)
-        found[f"evaluate@{name}"] = StageInputs(evaluated, {name: profile[name] for name in ("latency", "test_rows")})
+        measuring = [one["address"].partition(":")[0] for one in metrics.values()]
+        evaluated = ("stages.evaluate", package, *observed, *named, *measuring)
+        settings = {"latency": profile["latency"], "test_rows": profile["test_rows"]}
+        found[f"evaluate@{name}"] = StageInputs(evaluated, settings | ({"metrics": metrics} if metrics else {}))
     return found
 
 
 def _named_modules(params: Params, name: str) -> list[str]:
     """Modules that an experiment's trainings have because its params name them."""
-    experiment, unset = params.experiments[name], ModelSpec(path="", arguments={})
-    modules = {address.partition(":")[0] for arm in experiment.arms.values() if ":" in (address := arm.model["name"])}
-    for arm in [None, *(arm for arm in experiment.arms.values() if arm.protocol)]:
-        protocol = resolve_protocol(experiment, params.profile, arm)
-        spec = RunSpec(model=unset, protocol=protocol, data_digest="", replicate=Replicate(seed=0), code={})
-        modules |= {*imported_modules_of(spec.to_dict())}
+    experiment = params.experiments[name]
+    planned = plan_runs(experiment, params.profile, params.datasets[experiment.dataset], every_role=True)
+    specs = [run.spec.to_dict() for run in planned if run.name.replicate == 0]
+    modules = {module for spec in specs for module in imported_modules_of(spec)}
     return sorted(modules | ({"stages.papers.imported"} if modules else set()))
 
 

@@ -209,12 +209,15 @@ class DatabaseBuilder:
         for table, values in many.items():
             insert_rows(session, table, values)
         days = [item.origin.published[:10] for item in self.found if item.origin]
+        measured = (one for experiment in self.params.experiments.values() for one in experiment.metrics.items())
+        own = {name: (metric.unit, metric.better) for name, metric in measured}
         about = {
             "schema_version": str(tables.SCHEMA_VERSION),
             "content": self.digest(),
             "rules": json.dumps(dataclasses.asdict(self.params.verdicts)),
             "newest_result": max(days, default=""),
             "record": self.history_digest,
+            "metrics": json.dumps(own) if own else "",
         }
         session.add_all(tables.Meta(name=name, value=value) for name, value in about.items() if value)
 
@@ -271,7 +274,7 @@ class DatabaseBuilder:
                 source,
                 name=name,
                 position=position,
-                kind=source.task or source.kind,
+                kind="other" if source.task_class else source.task or source.kind,
                 shape=list(source.shape),
                 class_names=list(READERS[source.reader].classes) if source.reader in READERS else [],
                 train_images=source.train,

@@ -113,7 +113,7 @@ def find_results(
                     f"{found[item.identity].file}, line {found[item.identity].line}"
                 )
             continue
-        found[item.identity] = item
+        found[item.identity] = dataclasses.replace(item, result=_as_defined(item.result, params))
     equivalences = read_equivalences(root)
     marked = _mark([*found.values()], params, equivalences, rivals_only)
     positions = {name: position for position, name in enumerate(params.experiments)}
@@ -137,6 +137,17 @@ def find_results(
     ]
     canaries = compare_canaries(item.result for item in marked)
     return sorted(marked, key=order), [*canaries, *notes, *(() if rivals_only else equivalences.loose_ends())]
+
+
+def _as_defined(line: ResultLine, params: Params) -> ResultLine:
+    """Leave out numbers of metrics of the user's own that the params files have no longer, or define otherwise."""
+    own = params.experiments[line.experiment].metrics
+    kept = []
+    for row in line.metrics:
+        by = row.by and {name: value for name, value in row.by.items() if name != "code"}
+        if by == (own[row.metric].definition if row.metric in own else None):
+            kept.append(row)
+    return line if len(kept) == len(line.metrics) else dataclasses.replace(line, metrics=tuple(kept))
 
 
 def _mark(found: Sequence[Trial], params: Params, equivalences: Equivalences, rivals_only: bool) -> list[Trial]:

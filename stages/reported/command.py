@@ -57,7 +57,7 @@ def judge(options: argparse.Namespace) -> Printed:
     """Judge a table of claims by a table of results; rows that can't be judged are listed after the others."""
     from stages.reported import judging, tables
 
-    rules = judging.RULES if options.rules is None else _read_rules(options.rules)
+    rules = judging.RULES if options.rules is None else _read_rules(options.rules, judging.RULES)
     judged = tables.judge(options.claims, options.results, rules)
     shown = [str(each) for each in judged.verdicts] + [f"not judged: {problem}" for problem in judged.problems]
     if options.html:
@@ -77,8 +77,8 @@ def _write(path: Path, text: str) -> None:
         raise TableError(f"{path} can't be written: {error.strerror}") from None
 
 
-def _read_rules(path: Path) -> Rules:
-    """Read rules: `verdicts` of a params.yaml, or these fields alone; `looks` may be `anytime`."""
+def _read_rules(path: Path, usual: Rules) -> Rules:
+    """Read rules that differ from the usual: `verdicts` of a params.yaml, or its fields; `looks` may be `anytime`."""
     try:
         import yaml
         from pydantic import TypeAdapter, ValidationError
@@ -87,9 +87,12 @@ def _read_rules(path: Path) -> Rules:
     try:
         found: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         found = found.get("verdicts", found) if isinstance(found, dict) else found
-        if isinstance(found, dict) and found.get("looks") == "anytime":
-            found["looks"] = ANYTIME
-        return TypeAdapter(Rules).validate_python(found)
+        if not isinstance(found, dict):
+            raise TableError(f"{path}: expected fields such as looks and margins; found {str(found)[:40]}")
+        fields = dataclasses.asdict(usual) | found | ({"looks": ANYTIME} if found.get("looks") == "anytime" else {})
+        if isinstance(fields["margins"], dict):
+            fields["margins"] = dataclasses.asdict(usual.margins) | fields["margins"]
+        return TypeAdapter(Rules).validate_python(fields)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise TableError(f"{path}: {error}") from None
     except ValidationError as error:

@@ -290,7 +290,7 @@ def order(
     data set there are, if each position holds out one; the verdict then also shows an interval for other training data.
     With `RULES_ANYTIME`, equal positions are compared in any case.  Other arguments are as in `value`.
     """
-    _check_options(better, margin, rules, claim, is_share=is_share, paired=paired, folds=folds, n=n)
+    how = _Comparison(better, margin, rules, claim, is_share, paired, folds, n)
     _require("std", std, std is None or printed is not None, "None, because nothing is printed")
     number = None if printed is None else _parse(printed, std)
     if number is not None and number.value <= 0:
@@ -298,7 +298,7 @@ def order(
             f"the printed gain is {number.value:g}; expected more than 0, which is in favour of the first model "
             "also if lower is better. Swap the models, or use `gap` for a worse model and `comparable` for 0"
         )
-    return _compare(judge_gain, a, b, number, n, better, is_share, margin, claim, paired, folds, rules)
+    return how.judge(judge_gain, a, b, number)
 
 
 def gap(
@@ -317,11 +317,11 @@ def gap(
     claim: str = "gap",
 ) -> ReportedVerdict:
     """Judge the size of a printed gain of `a` over `b` without a claimed order, negative if a is worse; as `order`."""
-    _check_options(better, margin, rules, claim, is_share=is_share, paired=paired, folds=folds, n=n)
+    how = _Comparison(better, margin, rules, claim, is_share, paired, folds, n)
     number = _parse(printed, std)
     if not number.value:
         raise ValueError("a printed difference of 0 has no size to compare with; use `comparable`")
-    return _compare(judge_gap, a, b, number, n, better, is_share, margin, claim, paired, folds, rules)
+    return how.judge(judge_gap, a, b, number)
 
 
 def comparable(
@@ -341,9 +341,9 @@ def comparable(
 
     The margin of a metric that is no share is relative to the mean of `b`.  Other arguments are as in `order`.
     """
-    _check_options(better, margin, rules, claim, is_share=is_share, paired=paired, folds=folds)
+    how = _Comparison(better, margin, rules, claim, is_share, paired, folds)
     number = None if printed is None else _parse(printed)
-    return _compare(judge_comparable, a, b, number, None, better, is_share, margin, claim, paired, folds, rules)
+    return how.judge(judge_comparable, a, b, number)
 
 
 def wins(
@@ -399,7 +399,6 @@ def _check_options(
     margin: object,
     rules: object,
     claim: object,
-    *,
     is_share: object = True,
     paired: object = False,
     folds: object = None,
@@ -452,70 +451,85 @@ def _slope(margin_at: Callable[[float], float], printed: float) -> float:
     return (margin_at(printed + step) - margin_at(printed)) / step if step else 0.0
 
 
-def _compare(
-    judge: Callable[..., Verdict],
-    a: Values,
-    b: Values,
-    printed: PrintedNumber | None,
-    n: int | None,
-    better: Better,
-    is_share: bool,
-    margin: float | None,
-    claim: str,
-    paired: bool,
-    folds: int | None,
-    rules: Rules,
-) -> ReportedVerdict:
-    """Return the judge's verdict on two arms, whose plan ends with their runs."""
-    one, other = _sample(a), _sample(b)
-    rules = _cover(rules, min(one.n, other.n))
-    if is_share and (printed or judge is judge_comparable):
-        _check_shares(printed, one, other)
-    if printed and printed.is_percent and not is_share:
-        raise ValueError("percent of a number that is no share is a ratio; print the difference in the metric's unit")
-    mean_a, mean_b = (fmean(sample.values) if sample.values else math.nan for sample in (one, other))
-    precision = printed.rounding if printed else 0.0
-    asked: ComparableClaim | GainClaim
-    if judge is judge_comparable:
-        margins = rules.margins
-        widest = margins.comparable(precision if precision <= margins.error_points else 0.0)
-        if not is_share:
-            widest = margins.loss(abs(mean_b) if math.isfinite(mean_b) else 0.0, precision)
-        accepted = abs(printed.value) if printed else None
-        asked = ComparableClaim(margin=widest if margin is None else margin, better=better, accepted=accepted)
-    elif printed is None:
-        asked = GainClaim(gain=1.0, margin=None, better=better)
-    else:
+@dataclass(frozen=True)
+class _Comparison:
+    """How two arms are compared; the fields are arguments of `order`.
 
-        def margin_at(gain: float) -> float:
-            share = rules.margins.difference_share * abs(gain)
-            return max(rules.margins.difference(gain) if is_share else share, precision)
+    Raises:
+        ValueError: one isn't what is expected.
+    """
 
-        asked = GainClaim(
-            gain=printed.value,
-            margin=margin_at(printed.value) if margin is None else margin,
-            better=better,
-            stderr=_stderr(printed, n),
-            n=n,
-            slope=_slope(margin_at, printed.value) if margin is None else 0.0,
+    better: Better
+    margin: float | None
+    rules: Rules
+    claim: str
+    is_share: bool
+    paired: bool
+    folds: int | None
+    n: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_options(**vars(self))
+
+    def judge(
+        self, judge: Callable[..., Verdict], a: Values, b: Values, printed: PrintedNumber | None
+    ) -> ReportedVerdict:
+        """Return the judge's verdict on two arms, whose plan ends with their runs."""
+        one, other = _sample(a), _sample(b)
+        rules = _cover(self.rules, min(one.n, other.n))
+        if self.is_share and (printed or judge is judge_comparable):
+            _check_shares(printed, one, other)
+        if printed and printed.is_percent and not self.is_share:
+            raise ValueError(
+                "percent of a number that is no share is a ratio; print the difference in the metric's unit"
+            )
+        mean_a, mean_b = (fmean(sample.values) if sample.values else math.nan for sample in (one, other))
+        precision = printed.rounding if printed else 0.0
+        asked: ComparableClaim | GainClaim
+        if judge is judge_comparable:
+            margins = rules.margins
+            widest = margins.comparable(precision if precision <= margins.error_points else 0.0)
+            if not self.is_share:
+                widest = margins.loss(abs(mean_b) if math.isfinite(mean_b) else 0.0, precision)
+            accepted = abs(printed.value) if printed else None
+            asked = ComparableClaim(
+                margin=widest if self.margin is None else self.margin, better=self.better, accepted=accepted
+            )
+        elif printed is None:
+            asked = GainClaim(gain=1.0, margin=None, better=self.better)
+        else:
+
+            def margin_at(gain: float) -> float:
+                share = rules.margins.difference_share * abs(gain)
+                return max(rules.margins.difference(gain) if self.is_share else share, precision)
+
+            asked = GainClaim(
+                gain=printed.value,
+                margin=margin_at(printed.value) if self.margin is None else self.margin,
+                better=self.better,
+                stderr=_stderr(printed, self.n),
+                n=self.n,
+                slope=_slope(margin_at, printed.value) if self.margin is None else 0.0,
+            )
+        verdict = judge(
+            asked,
+            one,
+            other,
+            rules=rules,
+            pairing="fold" if self.paired or self.folds else "none",
+            planned=None if rules.is_anytime else min(one.n, other.n),
+            folds=self.folds,
         )
-    verdict = judge(
-        asked,
-        one,
-        other,
-        rules=rules,
-        pairing="fold" if paired or folds else "none",
-        planned=None if rules.is_anytime else min(one.n, other.n),
-        folds=folds,
-    )
-    number = None if printed is None else printed.value
-    if printed and verdict.size and verdict.size.status is Status.NOT_REPRODUCED:
-        share = rules.margins.difference_share
-        if why := _find_other_reading(printed, mean_a, mean_b, better, is_share, judge is judge_gap, share):
-            if judge is judge_gap:
-                return unjudged(claim, why, number)
-            verdict = dataclasses.replace(verdict, size=not_tested(why))
-    return _reported(claim, number, verdict.estimate, verdict, rules)
+        number = None if printed is None else printed.value
+        if printed and verdict.size and verdict.size.status is Status.NOT_REPRODUCED:
+            share = rules.margins.difference_share
+            if why := _find_other_reading(
+                printed, mean_a, mean_b, self.better, self.is_share, judge is judge_gap, share
+            ):
+                if judge is judge_gap:
+                    return unjudged(self.claim, why, number)
+                verdict = dataclasses.replace(verdict, size=not_tested(why))
+        return _reported(self.claim, number, verdict.estimate, verdict, rules)
 
 
 def measure_gains(a: float, b: float, better: Better, is_share: bool) -> tuple[float, float, float]:

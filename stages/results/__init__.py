@@ -41,6 +41,7 @@ from stages.results.database import (
     create_results,
     database_url,
     insert_rows,
+    known_metrics,
     levels_of,
     open_results,
     read_rules,

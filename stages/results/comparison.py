@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session, selectinload
 
 from stages.results import tables
 from stages.results.claims import TAIL, arm_verdicts, gain_between
-from stages.results.database import UnknownDataset, UnknownMetric, UnknownPaper, UnknownProfile
+from stages.results.database import UnknownDataset, UnknownMetric, UnknownPaper, UnknownProfile, known_metrics
 from stages.results.estimates import (
     COST_COLUMNS,
     FIRST_METRICS,
@@ -116,7 +116,7 @@ def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]
             printed[claim.kind][claim.metric, claim.experiment, claim.arm] = claim
     arm_metrics = select(tables.ArmMetricRow).where(
         tables.ArmMetricRow.experiment.in_(experiments),
-        tables.ArmMetricRow.metric.in_({name for name in metrics if METRICS[name].of_arm}),
+        tables.ArmMetricRow.metric.in_({info.name for infos in experiments.values() for info in infos if info.of_arm}),
     )
     checkpoints = defaultdict[int, list[str]](list)
     held = (
@@ -140,15 +140,17 @@ def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]
     )
 
 
-def printed_metrics(session: Session, experiments: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def printed_metrics(
+    session: Session, experiments: Sequence[str], known: Mapping[str, MetricInfo]
+) -> dict[str, tuple[str, ...]]:
     """List for each experiment the metrics of its paper's claims: values first, costs last, in printed order."""
     query = (
         select(ClaimExperiment.experiment, tables.Claim.metric, tables.Claim.kind)
         .join(tables.Claim, tables.Claim.id == ClaimExperiment.claim)
-        .where(ClaimExperiment.experiment.in_(experiments), tables.Claim.metric.in_(METRICS))
+        .where(ClaimExperiment.experiment.in_(experiments), tables.Claim.metric.in_(known))
         .order_by(tables.Claim.position)
     )
-    rows = sorted(session.execute(query), key=lambda row: (METRICS[row.metric].split is None, row.kind != "value"))
+    rows = sorted(session.execute(query), key=lambda row: (known[row.metric].split is None, row.kind != "value"))
     found: dict[str, dict[str, None]] = {name: {} for name in experiments}
     for row in rows:
         found[row.experiment][row.metric] = None
@@ -299,8 +301,9 @@ def compare(session: Session, asked: Question = EVERYTHING) -> list[ExperimentCo
     Raises:
         UnknownName: the data set, paper, profile or metric is unknown.
     """
-    if asked.metric is not None and asked.metric not in METRICS:
-        raise UnknownMetric(asked.metric, METRICS)
+    known = known_metrics(session)
+    if asked.metric is not None and asked.metric not in known:
+        raise UnknownMetric(asked.metric, known)
     _require(session, UnknownDataset, tables.Dataset, asked.dataset)
     _require(session, UnknownPaper, tables.Paper, asked.paper)
     _require(session, UnknownProfile, tables.ProfileRow, asked.profile)
@@ -312,11 +315,11 @@ def compare(session: Session, asked: Question = EVERYTHING) -> list[ExperimentCo
         query = query.where(row.paper == asked.paper)
     experiments = session.scalars(query).all()
     kinds = dict(session.execute(select(tables.Dataset.name, tables.Dataset.kind)).all())
-    printed = printed_metrics(session, [item.name for item in experiments])
+    printed = printed_metrics(session, [item.name for item in experiments], known)
     chosen = {}
     for item in experiments:
         first = (asked.metric,) if asked.metric else printed[item.name][:1] or FIRST_METRICS[kinds[item.dataset]]
-        chosen[item.name] = [METRICS[name] for name in first]
+        chosen[item.name] = [known[name] for name in first]
     facts = load_facts(session, chosen)
     return [_compare_experiment(item, facts, chosen[item.name], printed[item.name], asked) for item in experiments]
 

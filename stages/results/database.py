@@ -6,7 +6,7 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -25,6 +25,7 @@ from stages.faults import FAULTS, UnknownName, describe_fault
 from stages.results.tables import SCHEMA_VERSION, Base, Meta, ResultsUnavailable, damaged
 from stages.rules import Rules
 from stages.verdicts.intervals import level, looks_of_numbers, looks_of_plan
+from stages.verdicts.metrics import METRICS, MetricInfo
 
 Sessions = sessionmaker[Session]
 _ROWS_AT_ONCE = 100_000
@@ -262,6 +263,16 @@ def read_rules(session: Session) -> Rules:
     if found is None:
         raise damaged("it doesn't hold the numbers of the rules")
     return TypeAdapter(Rules).validate_json(found)
+
+
+def known_metrics(session: Session) -> Mapping[str, MetricInfo]:
+    """Return the metrics in which models can be compared: ours, and those of other packages."""
+    found = json.loads(session.scalar(select(Meta.value).where(Meta.name == "metrics")) or "{}")
+    own = {
+        name: MetricInfo(name=name, title=name.replace("_", " ").capitalize(), unit=unit, better=better, split="test")
+        for name, (unit, better) in found.items()
+    }
+    return {**METRICS, **own}
 
 
 def levels_of(rules: Rules, planned: int) -> Levels:

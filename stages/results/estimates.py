@@ -24,8 +24,12 @@ SHOWN_METRICS: Mapping[str, tuple[str, ...]] = {
     "multi-label": ("mean_average_precision", "macro_f1", "exact_match", "loss", "inference_time"),
     "regression": ("rmse", "mae", "mse", "inference_time"),
     "segmentation": ("mean_iou", "pixel_accuracy", "loss", "inference_time"),
+    "other": ("loss", "inference_time"),
 }
-"""Metrics that readers compare models by, for each kind of data or task, besides those that the paper prints."""
+"""Metrics that readers compare models by, for each kind of data or task, besides those that the paper prints.
+
+`other` is the kind of all tasks of other packages.
+"""
 
 FIRST_METRICS: Mapping[str, tuple[str, ...]] = {
     "images": ("accuracy",),
@@ -34,6 +38,7 @@ FIRST_METRICS: Mapping[str, tuple[str, ...]] = {
     "multi-label": ("mean_average_precision",),
     "regression": ("rmse",),
     "segmentation": ("mean_iou",),
+    "other": ("loss",),
 }
 """Metrics shown if a paper prints none of an experiment's: the first of these that the compared results hold."""
 

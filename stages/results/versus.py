@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from stages.results.claims import CLAIMS
 from stages.results.comparison import ComparedRun, ComparisonRows, load_facts, printed_metrics, values_of
-from stages.results.database import UnknownArm, read_rules
+from stages.results.database import UnknownArm, known_metrics, read_rules
 from stages.results.estimates import FIRST_METRICS, Measured, cut_of_each
 from stages.results.tables import ArmRow, Array, Claim, Dataset, ExperimentRow, VerdictRow
 from stages.rules import Rules
@@ -124,10 +124,11 @@ def versus(session: Session, dataset: Dataset, a: str, b: str) -> Versus:
     if not shared and set(ours) & set(theirs):
         raise SameModel(f"{a[:80]!r} and {b[:80]!r} are one model; name two")
     names = shared or [next(iter(ours)), next(iter(theirs))]
-    printed = printed_metrics(session, names)  # what the paper compares these models by
+    infos = known_metrics(session)
+    printed = printed_metrics(session, names, infos)  # what the paper compares these models by
     first = METRICS[FIRST_METRICS[dataset.kind][0]]
     metrics = {
-        name: next((METRICS[each] for each in printed[name] if METRICS[each].split == "test"), first) for name in names
+        name: next((infos[each] for each in printed[name] if infos[each].split == "test"), first) for name in names
     }
     facts, rules = load_facts(session, {name: [metric] for name, metric in metrics.items()}), read_rules(session)
     pairs = {name: (ours[name], theirs[name]) for name in shared}

@@ -85,7 +85,7 @@ def path_of(spec: Mapping[str, Any]) -> str:
         "protocol": spec["protocol"],
         "fold": spec.get("replicate", {}).get("fold") is not None,
     }
-    kept |= {"task": spec["task"]} if "task" in spec else {}
+    kept |= {name: spec[name] for name in ("task", "task_class") if name in spec}
     return hashlib.sha256(canonical_json(_outline(kept)).encode()).hexdigest()[:16]
 
 

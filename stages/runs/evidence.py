@@ -152,13 +152,18 @@ class EvidenceError(Mistake, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One measured number; fractions are in [0, 1].  `n` is its sample size, None if it isn't a sample statistic."""
+    """One measured number; fractions are in [0, 1].  `n` is its sample size, None if it isn't a sample statistic.
+
+    `by`, for a metric of another package: its `address`, `arguments` and what it `takes`, and the versions or digests
+    of its `code`.
+    """
 
     __pydantic_config__: ClassVar = STRICT
     metric: str
     split: Literal["train", "val", "test", "none"]
     value: float
     n: int | None = None
+    by: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -326,6 +326,7 @@ def imported_modules_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
     has_options = schedule or {"accumulate", "ema"} & protocol.keys() or protocol.get("precision") == "float16"
     names += [OPTIONS, *schedule] if has_options else []
     names += [TASKS] if "task" in spec else []
+    names += [spec["task_class"]["name"]] if "task_class" in spec else []
     return tuple(name.partition(":")[0] for name in names)
 
 

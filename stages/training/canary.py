@@ -31,7 +31,7 @@ from stages.training.resuming import first_line
 from stages.training.session import flushing_denormals
 from stages.training.stacked import fit_stack, stack_class
 from stages.training.tables import Regression
-from stages.training.tasks import task_named
+from stages.training.tasks import task_learned
 
 STEPS, BATCH = 20, 2
 _SMALL = {"image_size": 32, "context": 16, "vocabulary_size": 256}
@@ -139,7 +139,7 @@ def _train(spec: RunSpec, info: PackedInfo, device: torch.device) -> list[Any]:
         use_wide_attention()
     network = seeded_model(lambda: with_fast_dropout(build_model(spec.model)), Replicate(seed=0)).to(device)
     _refuse_large(network)
-    task = task_named(spec.task, make_task(rows, info, spec.protocol, device))
+    task = task_learned(spec, make_task(rows, info, spec.protocol, device))
     outcome = fit(network, task, spec.protocol, Replicate(seed=0))
     return [outcome.history, outcome.divergence, network.state_dict()]
 

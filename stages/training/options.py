@@ -47,7 +47,8 @@ class OptionsTraining(_Training):
         self.network, self.average = network, average
         self.mass: Callable[[Tensor], Tensor | int] = getattr(session.task, "mass", len)
         recipe = protocol.recipe
-        self.is_foreign_loss = recipe is not None and recipe.loss is not None
+        has_task = session.spec.task_class is not None
+        self.is_foreign_loss = has_task or (recipe is not None and recipe.loss is not None)
         if average is not None:
             self.model = _Averaged(network, average)
         is_imported = protocol.schedule.address is not None
@@ -101,7 +102,7 @@ def _check_adds_up(summed: Tensor, whole: Tensor) -> None:
     """
     if not torch.allclose(summed, whole, rtol=1e-3, atol=1e-5, equal_nan=True):
         raise ValueError(
-            f"recipe.loss is {whole:g} for a batch and {summed:g} for its parts; with accumulate it must be a mean "
+            f"the loss is {whole:g} for a batch and {summed:g} for its parts; with accumulate it must be a mean "
             "over rows of equal weight; leave out accumulate"
         )
 

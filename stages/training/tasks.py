@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from importlib import import_module
+from inspect import isclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stages.datasets.packed import PackedInfo
+from stages.run import RunSpec
 from stages.training.augment import BatchAugmenter
 from stages.training.images import ImageClassification
 from stages.training.loop import Task, measure
 from stages.training.session import Session, task_of
 
 
-class _OtherTask:
+class OtherTask:
     """The rows of `plain`, whose targets mean something else; its subclasses read them and define the loss."""
 
     scores: tuple[str, ...] = ("loss",)
@@ -62,6 +65,10 @@ class _OtherTask:
         """Convert packed targets [B, K] to float32."""
         return targets.float()
 
+    def predict(self, outputs: Tensor) -> Tensor:
+        """Return what the outputs of `plain_batches` say of the targets: logits of labels or pixels, or numbers."""
+        return outputs
+
     def loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
         """Return the quantity to minimise, a mean over all B x K outputs, float32; `weights` are of classes.
 
@@ -90,7 +97,7 @@ class _OtherTask:
         return (loss.double() * len(targets)).reshape(1)
 
 
-class MultiLabel(_OtherTask):
+class MultiLabel(OtherTask):
     """Binary cross entropy in nats over K labels, each of which a row has (1) or lacks (0).
 
     The weight of a label counts for rows that have it (PyTorch's `pos_weight`).
@@ -100,7 +107,7 @@ class MultiLabel(_OtherTask):
         return F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weights)
 
 
-class ImageRegression(_OtherTask):
+class ImageRegression(OtherTask):
     """Mean squared error over K numbers per image, packed as the bits of float64 in int64."""
 
     def read(self, targets: Tensor) -> Tensor:
@@ -110,7 +117,7 @@ class ImageRegression(_OtherTask):
         return F.mse_loss(outputs, targets)
 
 
-class Segmentation(_OtherTask):
+class Segmentation(OtherTask):
     """Cross entropy of each pixel over K classes, without those pixels that don't count.
 
     A mean is over pixels, as in PyTorch: of a batch that trains, and of all rows that are measured.
@@ -197,7 +204,7 @@ class Segmentation(_OtherTask):
         return (loss.double() * self.mass(targets) / self._row_mass).reshape(1)
 
 
-TASKS: Mapping[str, type[_OtherTask]] = {
+TASKS: Mapping[str, type[OtherTask]] = {
     "multi-label": MultiLabel,
     "regression": ImageRegression,
     "segmentation": Segmentation,
@@ -209,19 +216,39 @@ def task_named(name: str | None, plain: Task) -> Task:
     return TASKS[name](plain) if name is not None and name in TASKS else plain
 
 
+def task_learned(spec: RunSpec, plain: Task) -> Task:
+    """Return what `spec` learns on the rows of `plain`: its `task_class`, or as `task_named`.
+
+    Raises:
+        ValueError: the class isn't one for the spec's task.
+    """
+    if spec.task_class is None:
+        return task_named(spec.task, plain)
+    arguments = dict(spec.task_class)
+    module, _, name = (address := arguments.pop("name")).partition(":")
+    base, found = TASKS[spec.task or ""], getattr(import_module(module), name)
+    if not (isclass(found) and issubclass(found, base)):
+        raise ValueError(f"{address} is no subclass of stages.training.tasks.{base.__name__}, whose targets it learns")
+    task: Task = found(plain, **arguments)
+    return task
+
+
 def with_task(session: Session, data: Path, info: PackedInfo, devices: int) -> Session:
     """Return the session with the task that its spec names; `data` is the folder of its packed set.
 
     Raises:
-        ValueError: devices share the batches of a segmentation, whose mean counts pixels, not images.
+        ValueError: devices share the batches of a segmentation, whose mean counts pixels, not images, or of another
+            package's task.
     """
     spec, observe = session.spec, None
     if spec.task == "segmentation" and devices > 1:
         raise ValueError("a segmentation's loss counts pixels, so devices can't share it; name one device")
+    if spec.task_class is not None and devices > 1:
+        raise ValueError("devices can't share a task_class, whose loss may not be a mean over rows; name one device")
     if session.observe is not None:
-        test = task_named(spec.task, task_of(spec, data, info, "test", session.task.device))
+        test = task_learned(spec, task_of(spec, data, info, "test", session.task.device))
 
         def observe(model: nn.Module) -> dict[str, float]:
             return {f"test_{name}": value for name, value in measure(model, test).items()}
 
-    return dataclasses.replace(session, task=task_named(spec.task, session.task), observe=observe)
+    return dataclasses.replace(session, task=task_learned(spec, session.task), observe=observe)

@@ -20,11 +20,12 @@ from typing import Any
 
 from sqlalchemy import select
 
+from stages.citation import name_author, read_licences
 from stages.recording.builder import record
 from stages.results import ClaimFilter, Dataset, ExperimentRow, JudgedClaim, Paper, Result, list_judged, open_results
 from stages.run import canonical_json
 from stages.runs.evidence import LABS
-from stages.upkeep.exporting import Exported, name_author, read_citation, read_licences, require_new
+from stages.upkeep.exporting import Exported, read_citation, require_new
 
 PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
 _TERMS = {"environment": "https://w3id.org/ro/terms/workflow-run#environment"}

@@ -21,6 +21,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from stages.citation import name_author
 from stages.results import (
     METRICS,
     ArmComparison,
@@ -33,7 +34,7 @@ from stages.results import (
     Result,
     compare,
 )
-from stages.upkeep.exporting import Exported, ExportError, name_author, read_citation, require_new, sampling_error
+from stages.upkeep.exporting import Exported, ExportError, read_citation, require_new, sampling_error
 
 SCHEMA = "0.3.0"
 COLLECTION = "claimcheck"

@@ -12,9 +12,8 @@ from typing import Any
 
 import yaml
 
+from stages.citation import CITATION, read_about
 from stages.faults import Mistake
-
-CITATION = "CITATION.cff"
 
 
 class ExportError(Mistake, ValueError):
@@ -50,27 +49,14 @@ def read_citation(root: Path, *needed: str) -> dict[str, Any]:
         ExportError: there is no such file, or it has no authors or lacks one of the `needed` fields.
     """
     try:
-        found = yaml.safe_load((root / CITATION).read_text(encoding="utf-8"))
+        about = read_about(root / CITATION)
     except FileNotFoundError:
         raise ExportError(f"needs the file {CITATION} with authors, title, version and license") from None
     except yaml.YAMLError as error:
         raise ExportError(f"{CITATION} isn't YAML: {error}") from None
-    about: dict[str, Any] = found if isinstance(found, dict) else {}
     if missing := [name for name in ("authors", *needed) if not about.get(name)]:
         raise ExportError(f"{CITATION} lacks {', '.join(missing)}; add {'it' if len(missing) == 1 else 'them'}")
     return about
-
-
-def read_licences(about: Mapping[str, Any]) -> list[str]:
-    """Return the SPDX identifiers in `CITATION.cff`, of which users may choose one; none if it has no `license`."""
-    licences = about.get("license") or []
-    return [licences] if isinstance(licences, str) else list(licences)
-
-
-def name_author(author: Mapping[str, str]) -> str:
-    """Return the name of an author in `CITATION.cff`, a person or an organisation."""
-    parts = ("given-names", "name-particle", "family-names", "name-suffix")
-    return author.get("name") or " ".join(author[part] for part in parts if part in author) or author.get("alias", "")
 
 
 def sampling_error(share: float, n: int) -> float:

@@ -19,17 +19,9 @@ import yaml
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from stages.citation import CITATION, read_licences
 from stages.results import ArmRow, Checkpoint, Claim, Dataset, ExperimentRow, Paper, Result, fidelity_of
-from stages.upkeep.exporting import (
-    CITATION,
-    Exported,
-    ExportError,
-    read_citation,
-    read_licences,
-    require_new,
-    require_package,
-    sampling_error,
-)
+from stages.upkeep.exporting import Exported, ExportError, read_citation, require_new, require_package, sampling_error
 
 ON_THE_HUB = {
     ("http://yann.lecun.com/exdb/mnist/", 10): "ylecun/mnist",

@@ -34,6 +34,7 @@ from stages.evaluation.flops import FlopCounts
 from stages.evaluation.scores import Observer, Scores, correctness, cut_rows, score
 from stages.faults import Mistake
 from stages.params.experiment import Params, load_params, plan_runs
+from stages.params.metrics import OwnMetric
 from stages.recording.append_only import read_versions, row_faults
 from stages.recording.builder import record
 from stages.recording.sources import PLAN_CHANGED, RecordError, find_results, lab_seeds
@@ -193,7 +194,9 @@ def check_environment(result: Result | ResultLine) -> Link:
     return Link.of("environment", [fault] if other else [], digest)
 
 
-def check_metrics(root: Path, checkpoint: Checkpoint, packed: Path, *, with_weights: bool = False) -> Link:
+def check_metrics(
+    root: Path, checkpoint: Checkpoint, packed: Path, own: Mapping[str, OwnMetric], *, with_weights: bool = False
+) -> Link:
     """Check that the metrics follow from bitmap, curves and weights, and that the curves are the run's."""
     line, cost = _line_of(checkpoint.result, packed.name), checkpoint.result.cost
     spent = None if cost is None or checkpoint.result.origin else {name: getattr(cost, name) for name in COSTS}
@@ -212,7 +215,7 @@ def check_metrics(root: Path, checkpoint: Checkpoint, packed: Path, *, with_weig
             found = list(spot_check(weights, packed, line))
             n = line.data.test_images if line.correct is None else min(SPOTS, line.data.test_images)
         elif checkpoint.accuracy is None:
-            found, n = list(compare(line, recompute(weights, packed, line))), line.data.test_images
+            found, n = list(compare(line, recompute(weights, packed, line, own))), line.data.test_images
             found += look_again(weights, packed, line)
         else:
             scores, n = recompute(weights, packed, line), line.data.test_images
@@ -256,8 +259,10 @@ SPOTS = 256
 """Number of test images that `spot_check` predicts; a whole test set takes minutes per model on a small machine."""
 
 
-def recompute(weights: Path, packed: Path, line: ResultLine) -> Scores:
+def recompute(weights: Path, packed: Path, line: ResultLine, own: Mapping[str, OwnMetric] | None = None) -> Scores:
     """Compute the metrics as `evaluate` does, from the weights, the packed set's test split and the curves of `line`.
+
+    `own`: the experiment's metrics of other packages.
 
     Raises:
         CheckpointError: the weights can't be loaded.
@@ -269,7 +274,7 @@ def recompute(weights: Path, packed: Path, line: ResultLine) -> Scores:
     flops = FlopCounts().count(spec.model, info.shape, info.vocabulary)
     curves = [{name: value for name, value in asdict(row).items() if value is not None} for row in line.curves]
     test_set = cut_rows(rows, info.test_images)
-    return score(load_predictor(weights), test_set, info, spec.protocol, curves, flops)
+    return score(load_predictor(weights), test_set, info, spec, curves, flops, own)
 
 
 def spot_check(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
@@ -301,7 +306,7 @@ def compare(line: ResultLine, scores: Scores) -> Iterator[str]:
     for row in scores.metrics:
         if (value := recorded.get((row.metric, row.split))) is None:
             continue
-        slack = max(_OTHER_MACHINE, 1.5 / n) if row.metric in SHARES else 1e-12
+        slack = max(_OTHER_MACHINE, 1.5 / n) if row.metric in SHARES or row.by else 1e-12
         if not math.isclose(value, row.value, rel_tol=0 if row.split == "none" else _OTHER_MACHINE, abs_tol=slack):
             yield f"{row.metric} is recorded as {value:.10g}, the weights give {row.value:.10g}"
     yield from _compare_images(line, scores, _OTHER_MACHINE)
@@ -364,10 +369,14 @@ def _in_words(differing: int, n: int) -> str:
 
 @dataclass(frozen=True)
 class Trail:
-    """The links behind a checkpoint or an evidence line, by name."""
+    """The links behind a checkpoint or an evidence line, by name.
+
+    `gives_metrics`: its weights were here, and gave the metrics of its result.
+    """
 
     checkpoint: str
     links: tuple[Link, ...]
+    gives_metrics: bool = False
 
     @property
     def broken(self) -> Link | None:
@@ -410,6 +419,8 @@ def find_trails(root: Path, session: Session, names: Sequence[str] = (), *, with
     ):
         checkpoint, dataset = found[name]
         result, packed = checkpoint.result, root / "data" / "processed" / dataset
+        experiment = params.experiments.get(result.experiment)
+        own = experiment.metrics if experiment else {}
         links = (
             check_checkpoint(root, checkpoint),
             check_run(result),
@@ -417,7 +428,7 @@ def find_trails(root: Path, session: Session, names: Sequence[str] = (), *, with
             check_code(root, result.spec["code"], result.origin, result.equivalences),
             check_data(packed, result.data_digest, result.spec["data_digest"]),
             check_environment(result),
-            check_metrics(root, checkpoint, packed, with_weights=with_weights),
+            check_metrics(root, checkpoint, packed, own, with_weights=with_weights),
         )
         trails.append(Trail(checkpoint.id, links))
     return trails

@@ -74,8 +74,10 @@ def test_paper_without_a_file_has_no_deviations() -> None:
 
 
 def test_unknown_key_is_reported_by_file_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "__init__.py").write_text("")
-    (tmp_path / "deviations.yaml").write_text("deviations:\n  x: {subject: s, claim: [], paper: a, ours: b, why: c}\n")
+    (tmp_path / "__init__.py").write_text("", encoding="utf-8")
+    (tmp_path / "deviations.yaml").write_text(
+        "deviations:\n  x: {subject: s, claim: [], paper: a, ours: b, why: c}\n", encoding="utf-8"
+    )
     monkeypatch.setattr("stages.claims.lines.source_path", lambda module: tmp_path / "__init__.py")
     with pytest.raises(ParamsError, match=r"deviations.yaml: .*deviations.x"):
         read_deviations(["x"])

@@ -184,12 +184,12 @@ def test_changed_judging_code_is_exploratory_if_it_alters_the_claim(
 
 def rewrite(root: Path, registration: Registration) -> None:
     """Write a changed registration with a matching digest."""
-    (root / FILE).write_text(write_text(seal(registration)))
+    (root / FILE).write_text(write_text(seal(registration)), encoding="utf-8")
 
 
 def test_registration_edited_after_its_commit_is_detected(copy: Path, story: Story) -> None:
-    text = (copy / FILE).read_text()
-    (copy / FILE).write_text(text.replace("Before anything", "After everything"))
+    text = (copy / FILE).read_text(encoding="utf-8")
+    (copy / FILE).write_text(text.replace("Before anything", "After everything"), encoding="utf-8")
     with pytest.raises(ClaimsError, match="changed since it was written"):
         story.mark(story.after, root=copy)
     done = claimcheck(copy, "register", "--check")
@@ -249,8 +249,11 @@ def test_invalid_registration_is_refused_in_one_line(story: Story, words: Sequen
 
 def test_unrecorded_change_blocks_registration_and_fails_the_check(copy: Path) -> None:
     listed = copy / "data" / "claims.csv"
-    row = next(line for line in listed.read_text().splitlines() if line.startswith(f"{CLAIM},"))
-    listed.write_text(listed.read_text().replace(row, row.replace(f"{claims()[CLAIM].value}", "0.9", 1)))
+    row = next(line for line in listed.read_text(encoding="utf-8").splitlines() if line.startswith(f"{CLAIM},"))
+    listed.write_text(
+        listed.read_text(encoding="utf-8").replace(row, row.replace(f"{claims()[CLAIM].value}", "0.9", 1)),
+        encoding="utf-8",
+    )
     done = claimcheck(copy, "register", "other", CLAIM, "--why", "x")
     assert f"has no line yet for claim {CLAIM}; first run: claimcheck history" in done.stderr
     checked = claimcheck(copy, "register", "--check")
@@ -317,9 +320,9 @@ def test_new_column_does_not_change_a_rows_digest() -> None:
 def test_changed_metric_is_explained_on_the_claims_page(tmp_path: Path) -> None:
     copy_project(tmp_path)
     listed = tmp_path / "data" / "claims.csv"
-    text = listed.read_text()
+    text = listed.read_text(encoding="utf-8")
     (row,) = (line for line in text.splitlines() if line.startswith(f"{GAIN},"))
-    listed.write_text(text.replace(row, row.replace("selected_log_mse", "log_mse")))
+    listed.write_text(text.replace(row, row.replace("selected_log_mse", "log_mse")), encoding="utf-8")
     rows, history = read_claims(listed), tmp_path / HISTORY
     (change,) = (
         change
@@ -358,7 +361,7 @@ def test_history_command_records_each_change_once(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", "data/claims.csv")
     git(tmp_path, "commit", "-qm", "claims")
-    listed.write_text(listed.read_text().replace(",0.7561,", ",0.7562,", 1))
+    listed.write_text(listed.read_text(encoding="utf-8").replace(",0.7561,", ",0.7562,", 1), encoding="utf-8")
     for expected in ("1 changes", "0 changes"):
         done = claimcheck(tmp_path, "history", "--why", "A digit was misread.")
         assert done.returncode == 0 and expected in done.stdout, done.stdout + done.stderr
@@ -368,11 +371,11 @@ def test_history_command_records_each_change_once(tmp_path: Path) -> None:
 
 
 def test_invalid_history_line_is_refused_by_number(tmp_path: Path) -> None:
-    (tmp_path / "history.jsonl").write_text('{"date": "2026-11-24"}\n')
+    (tmp_path / "history.jsonl").write_text('{"date": "2026-11-24"}\n', encoding="utf-8")
     with pytest.raises(ClaimsError, match="line 1"):
         read_history(tmp_path / "history.jsonl")
     line = json.loads((ROOT / HISTORY).read_bytes().splitlines()[0])
-    (tmp_path / "history.jsonl").write_text(json.dumps(line | {"why": " "}))
+    (tmp_path / "history.jsonl").write_text(json.dumps(line | {"why": " "}), encoding="utf-8")
     with pytest.raises(ClaimsError, match="line 1"):
         read_history(tmp_path / "history.jsonl")
 
@@ -413,4 +416,4 @@ def test_history_line_says_whether_code_altered_verdicts(tmp_path: Path) -> None
         append(tmp_path / "history.jsonl", [code], date="2026-11-24", why="Names.", alters=alters)
     changes = read_history(tmp_path / "history.jsonl")
     assert [change.alters for change in changes] == [True, False]
-    assert "seen" not in (tmp_path / "history.jsonl").read_text(), "no optional field is written"
+    assert "seen" not in (tmp_path / "history.jsonl").read_text(encoding="utf-8"), "no optional field is written"

@@ -127,7 +127,7 @@ def write_findings(root: Path, claims: Sequence[str], error: str | None) -> None
     """Write the same contradicted finding for each of `claims`."""
     finding = {"holds": False, "contradicted": True, "computed": {}, "explanation": "Computed."}
     lines = [{**finding, "claim": claim, "paper": "ninformer", "error": error} for claim in claims]
-    (root / "data" / "findings.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (root / "data" / "findings.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
 
 
 @pytest.mark.parametrize(("error", "counted"), [("inference times in nanoseconds", 1), (None, 4)])
@@ -156,7 +156,7 @@ def test_consistent_numbers_wait_for_training(root: Path, tmp_path: Path) -> Non
     ]
     finding = {"computed": {}, "explanation": "Computed.", "readings": readings}
     lines = [{**finding, "claim": claim, "paper": "nmn"} for claim in ("nmn.gpt.memory", "nmn.theory.uat")]
-    (other / "data" / "findings.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (other / "data" / "findings.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
     record(other, "data/results.db")
     with open_results(str(other / "data" / "results.db"))() as session:
         memory, theorem = (session.get_one(VerdictRow, line["claim"]) for line in lines)
@@ -170,17 +170,17 @@ def smaller(root: Path, place: Path) -> Path:
     """Return a copy with only MNIST's experiments, which is fast to record."""
     shutil.copytree(root, place)
     (place / "data" / "results" / "hyperbf-cifar10.jsonl").unlink()
-    index = yaml.safe_load((place / "params.yaml").read_text())
+    index = yaml.safe_load((place / "params.yaml").read_text(encoding="utf-8"))
     index["experiments"] = {"ninformer-mnist": index["experiments"]["ninformer-mnist"]}
-    (place / "params.yaml").write_text(yaml.safe_dump(index))
+    (place / "params.yaml").write_text(yaml.safe_dump(index), encoding="utf-8")
     return place
 
 
 def test_changed_rule_changes_the_digest_and_the_verdict(root: Path, tmp_path: Path) -> None:
     other = smaller(root, tmp_path / "root")
-    index = yaml.safe_load((other / "params.yaml").read_text())
+    index = yaml.safe_load((other / "params.yaml").read_text(encoding="utf-8"))
     index["verdicts"]["margins"]["error_share"] = 0.001
-    (other / "params.yaml").write_text(yaml.safe_dump(index))
+    (other / "params.yaml").write_text(yaml.safe_dump(index), encoding="utf-8")
     record(other, "data/results.db")
     with open_results(str(other / "data" / "results.db"))() as session:
         claim = session.get_one(VerdictRow, VIT)
@@ -191,7 +191,7 @@ def test_changed_rule_changes_the_digest_and_the_verdict(root: Path, tmp_path: P
 def test_result_of_a_changed_protocol_decides_nothing(root: Path, tmp_path: Path) -> None:
     other = smaller(root, tmp_path / "root")
     path = other / "params" / "ninformer-cifar10.yaml"  # MNIST's inherits from it
-    path.write_text(path.read_text().replace("lr: 0.001", "lr: 0.01"))
+    path.write_text(path.read_text(encoding="utf-8").replace("lr: 0.001", "lr: 0.01"), encoding="utf-8")
     record(other, "data/results.db")
     with open_results(str(other / "data" / "results.db"))() as session:
         assert session.get_one(VerdictRow, VIT).status == "not tested"

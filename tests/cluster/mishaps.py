@@ -157,7 +157,7 @@ class Mishap:
         return [name_of(process) for process in [*here, *self.nodes.trainings()]]
 
     def output(self) -> str:
-        return (self.project / "output").read_text()
+        return (self.project / "output").read_text(encoding="utf-8")
 
     def check(self, undisturbed: dict[str, tuple[bytes, bytes]]) -> None:
         """Check that results exist once and equal the undisturbed ones, attempts have reasons, and nothing is left."""

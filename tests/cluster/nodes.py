@@ -159,7 +159,7 @@ def without_grammar(folder: Path) -> str:
     jsonschema, which all of them import, would compile the package's grammar for a second, and Ray kills a node whose
     agents need 15 s to start.
     """
-    (folder / "rfc3987_syntax.py").write_text("raise ImportError\n")
+    (folder / "rfc3987_syntax.py").write_text("raise ImportError\n", encoding="utf-8")
     return str(folder)
 
 

@@ -25,10 +25,10 @@ sys.exit(main(sys.argv[1:]))
 def two_experiments(folder: Path) -> Path:
     """Create four runs of a few seconds each."""
     make_project(folder, epochs=200)
-    content = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text())
+    content = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text(encoding="utf-8"))
     for arm in content["arms"].values():
         arm["model"]["mlp_dim"] = 24
-    (folder / "params" / f"{OTHER}.yaml").write_text(yaml.safe_dump(content))
+    (folder / "params" / f"{OTHER}.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     edit(
         folder / "params.yaml",
         lambda index: index["experiments"].update({OTHER: {"paper": "ninformer", "dataset": "mnist"}}),
@@ -61,7 +61,7 @@ def start_command(
 def finish(process: subprocess.Popen[bytes], project: Path, code: int = 0) -> str:
     """Wait for the end and return all output so far."""
     process.wait(timeout=400)
-    output = (project / "output").read_text()
+    output = (project / "output").read_text(encoding="utf-8")
     assert process.returncode == code, output
     assert "Traceback" not in output, output
     return output

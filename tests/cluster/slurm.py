@@ -36,7 +36,7 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
     (folder / "munge" / "key").write_bytes(os.urandom(1024))
     (folder / "munge" / "key").chmod(0o400)
     munge = folder / "munge"
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n", encoding="utf-8")
     (folder / "slurm.conf").write_text(
         f"ClusterName=test\nSlurmctldHost={host}(127.0.0.1)\nSlurmUser=root\n"
         f"SlurmctldPort={controller}\nSlurmdPort={node}\n"
@@ -46,7 +46,8 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
         "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSelectType=select/cons_tres\n"
         "SelectTypeParameters=CR_Core\nReturnToService=2\nMpiDefault=none\n"
         f"NodeName={host} NodeAddr=127.0.0.1 CPUs={os.cpu_count()} State=UNKNOWN\n"
-        f"PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES\n"
+        f"PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES\n",
+        encoding="utf-8",
     )
     configuration = str(folder / "slurm.conf")
     environment = os.environ | {"SLURM_CONF": configuration}

@@ -160,12 +160,12 @@ def with_two_gpus(nodes: Nodes) -> Iterator[Nodes]:
 def test_runs_are_limited_to_one_per_gpu(with_two_gpus: Nodes, small_project: Path) -> None:
     shutil.copytree(REPOSITORY / "stages", small_project / "stages", ignore=shutil.ignore_patterns("__pycache__"))
     worker, seen = small_project / "stages" / "worker.py", small_project / "seen"  # the worker isn't in any run key
-    source = worker.read_text()
+    source = worker.read_text(encoding="utf-8")
     assert source.count(CHOICE) == 1
-    worker.write_text(source.replace(CHOICE, PRETENCE.format(seen=str(seen))))
+    worker.write_text(source.replace(CHOICE, PRETENCE.format(seen=str(seen))), encoding="utf-8")
     output = finish(
         start(small_project, with_two_gpus, device="cuda:2+cuda:3", PYTHONPATH=str(small_project)),
         small_project,
     )
     assert "2 of 2 missing runs trained" in output
-    assert seen.read_text().splitlines() == ["began cuda:0+cuda:1 0,1", "ended"] * 2
+    assert seen.read_text(encoding="utf-8").splitlines() == ["began cuda:0+cuda:1 0,1", "ended"] * 2

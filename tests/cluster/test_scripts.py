@@ -22,7 +22,7 @@ def test_slurm_job_passes_shellcheck() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-SKYPILOT = yaml.safe_load((REPOSITORY / "deploy" / "skypilot.yaml").read_text())
+SKYPILOT = yaml.safe_load((REPOSITORY / "deploy" / "skypilot.yaml").read_text(encoding="utf-8"))
 LOGGED = """#!/bin/sh
 echo "${0##*/} $* [${RAY_ADDRESS-} $RAY_AUTH_MODE]" >>log
 case "$0 $1" in *claimcheck\\ run) exit 1;; esac
@@ -40,12 +40,12 @@ def run_on(rank: int, folder: Path) -> tuple[int, list[str]]:
     """Return the exit code on the machine of that rank, and our commands that ran, with Ray's address."""
     (folder / ".venv" / "bin").mkdir(parents=True)
     for name in ("ray", "claimcheck", "dvc"):
-        (folder / ".venv" / "bin" / name).write_text(LOGGED)
+        (folder / ".venv" / "bin" / name).write_text(LOGGED, encoding="utf-8")
         (folder / ".venv" / "bin" / name).chmod(0o755)
     given = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": str(rank), "RAY_AUTH_TOKEN": "t"}
     env = {"PATH": os.environ["PATH"]} | SKYPILOT["envs"] | given
     done = subprocess.run(["bash", "-c", SKYPILOT["run"]], cwd=folder, env=env, capture_output=True, check=False)
-    return done.returncode, (folder / "log").read_text().splitlines()
+    return done.returncode, (folder / "log").read_text(encoding="utf-8").splitlines()
 
 
 def test_first_machine_packs_the_data_trains_and_exits_with_the_training(tmp_path: Path) -> None:

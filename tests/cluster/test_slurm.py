@@ -51,7 +51,7 @@ def test_job_starts_a_cluster_trains_and_stops_it(project: Path, reach: dict[str
     submit(project, reach)
     log = project / "claimcheck-1.log"
     wait_until(lambda: state_of(reach) in ENDED, 500)
-    said = log.read_text()
+    said = log.read_text(encoding="utf-8")
     assert state_of(reach) == "COMPLETED", said
     assert "2 of 2 missing runs trained" in said
     assert not left_running(project), "the cluster has ended with the job"
@@ -66,7 +66,7 @@ def test_job_near_its_time_limit_saves_and_resumes_when_requeued(project: Path, 
     # Slurm waits two minutes before it starts a job again
     subprocess.run(["scontrol", "update", "JobId=1", "StartTime=now"], env=reach, check=True)
     wait_until(lambda: state_of(reach) in ENDED, 300)
-    assert state_of(reach) == "COMPLETED", (project / "claimcheck-1.log").read_text()
+    assert state_of(reach) == "COMPLETED", (project / "claimcheck-1.log").read_text(encoding="utf-8")
     how = [[end for end, _ in of_run] for of_run in ends(project)]
     assert how in ([["published"], ["stopped", "published"]], [["stopped", "published"]] * 2)
 
@@ -76,7 +76,7 @@ def test_stopped_job_saves_and_ends(project: Path, reach: dict[str, str]) -> Non
     wait_until(lambda: saved_states(project), 300)
     scancel(reach, "TERM")
     wait_until(lambda: state_of(reach) in ENDED, 120)
-    said = (project / "claimcheck-1.log").read_text()
+    said = (project / "claimcheck-1.log").read_text(encoding="utf-8")
     assert "0 of 2 missing runs trained; run the same command again to train the rest" in said
     assert show(reach, "Restarts") == "0" and saved_states(project) and not left_running(project)
 
@@ -100,5 +100,5 @@ def left_running(project: Path) -> list[str]:
     return [
         str(path)
         for path in Path("/proc").glob("[0-9]*/cwd")
-        if path.exists() and path.resolve() == project and "ray" in path.with_name("comm").read_text()
+        if path.exists() and path.resolve() == project and "ray" in path.with_name("comm").read_text(encoding="utf-8")
     ]

@@ -32,7 +32,7 @@ def evaluator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backg
     for folder in ("stages", "begun"):
         (tmp_path / folder).mkdir()
     (tmp_path / "stages" / "__init__.py").touch()
-    (tmp_path / "stages" / "evaluate.py").write_text(VERB)
+    (tmp_path / "stages" / "evaluate.py").write_text(VERB, encoding="utf-8")
     environment = {**os.environ, ADDRESS: str(tmp_path / "s")}
     with (
         server(tmp_path, environment),

@@ -100,7 +100,7 @@ def test_metrics_are_valid_prometheus_format(project: Path) -> None:
     train_in(project)
     path = project / "claimcheck.prom"
     assert claimcheck(project, "status", "--prometheus", str(path)).returncode == 0
-    families = {family.name: family for family in text_string_to_metric_families(path.read_text())}
+    families = {family.name: family for family in text_string_to_metric_families(path.read_text(encoding="utf-8"))}
     runs = {
         (sample.labels["node"], sample.labels["state"]): sample.value
         for sample in families["claimcheck_training_runs"].samples

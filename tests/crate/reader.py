@@ -59,7 +59,7 @@ def find_issues(crate: str, context: Path) -> list[str]:
 
 def answer(crate: str, context: Path, question: str) -> list[list[str]]:
     """Query the crate's graph with rdflib."""
-    document = json.loads((Path(crate) / "ro-crate-metadata.json").read_text())
+    document = json.loads((Path(crate) / "ro-crate-metadata.json").read_text(encoding="utf-8"))
     known = json.loads(context.read_text(encoding="utf-8"))["@context"]
     document["@context"] = [known if part == ADDRESS else part for part in document["@context"]]
     graph = Graph().parse(data=json.dumps(document), format="json-ld", base="https://crate.example/")

@@ -57,7 +57,7 @@ def crate(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def graph(crate: Path) -> dict[str, dict[str, Any]]:
-    document = json.loads((crate / "ro-crate-metadata.json").read_text())
+    document = json.loads((crate / "ro-crate-metadata.json").read_text(encoding="utf-8"))
     return {entity["@id"]: entity for entity in document["@graph"]}
 
 
@@ -82,12 +82,14 @@ def trainings() -> int:
 
 
 def claims() -> list[str]:
-    return (REPOSITORY / "data" / "claims.csv").read_text().splitlines()[1:]
+    return (REPOSITORY / "data" / "claims.csv").read_text(encoding="utf-8").splitlines()[1:]
 
 
 def test_training_has_its_inputs_and_outputs(crate: Path) -> None:
     entities = graph(crate)
-    line = json.loads((REPOSITORY / "data" / "evidence" / "dac-sgemm.jsonl").read_text().splitlines()[0])
+    line = json.loads(
+        (REPOSITORY / "data" / "evidence" / "dac-sgemm.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    )
     result, origin = line["result"], line["origin"]
     name = f"{result['experiment']}.{result['arm']}.{result['replicate']}"
     tail = f"{name}-{result['run_key'][:12]}-{result['environment_digest']}"
@@ -122,14 +124,14 @@ def test_crate_of_a_project_of_ones_own_has_its_code_licences_and_authors(clone:
     project = tmp_path / "project"
     shutil.copytree(clone, project, symlinks=True, ignore=shutil.ignore_patterns("stages", "CITATION.cff", "evidence"))
     (project / "papers").mkdir()
-    (project / "papers" / "models.py").write_text("")
+    (project / "papers" / "models.py").write_text("", encoding="utf-8")
     about = {"title": "Digits", "version": "3.1", "authors": [{"alias": "ada"}], "license": ["MIT", "BSD-3-Clause"]}
     for field in ("license", "version", "title", "authors"):
         lacking = {name: value for name, value in about.items() if name != field}
-        (project / "CITATION.cff").write_text(json.dumps(lacking))
+        (project / "CITATION.cff").write_text(json.dumps(lacking), encoding="utf-8")
         with pytest.raises(ExportError, match=rf"CITATION\.cff lacks {field}; add it"):
             write_crate(project, tmp_path / "crate")
-    (project / "CITATION.cff").write_text(json.dumps(about))
+    (project / "CITATION.cff").write_text(json.dumps(about), encoding="utf-8")
     write_crate(project, tmp_path / "crate")
     entities = graph(tmp_path / "crate")
     program = entities["#claimcheck"]
@@ -170,7 +172,7 @@ def test_crate_passes_the_validator(reader: Path, crate: Path, tmp_path: Path) -
     assert [one for one in issues if not one.partition(": ")[2].startswith(HONEST)] == []
     broken = Path(shutil.copytree(crate, tmp_path / "broken"))
     path = broken / "ro-crate-metadata.json"
-    path.write_text(path.read_text().replace('"instrument"', '"tool"'))
+    path.write_text(path.read_text(encoding="utf-8").replace('"instrument"', '"tool"'), encoding="utf-8")
     found = ask(reader, broken)
     assert any(one.startswith("REQUIRED: The Action MUST have an instrument") for one in found), "it can fail"
 

@@ -37,4 +37,4 @@ def write_folder(folder: Path, files: dict[str, bytes]) -> None:
         path.write_bytes(content)
         sha256 = hashlib.sha256(content).hexdigest()
         entries[name] = {"sha256": sha256, "bytes": len(content), "official_md5": None, "matches_official": None}
-    (folder / "mirror.json").write_text(json.dumps({"complete": False, "files": entries}))
+    (folder / "mirror.json").write_text(json.dumps({"complete": False, "files": entries}), encoding="utf-8")

@@ -50,10 +50,12 @@ def write(
         image: ",".join("1.0" if index == label else "0.0" for index in range(9)) for image, label in IMAGES.items()
     }
     truth = [f"image,{','.join(COLUMNS)},UNK", *(f"{image},{mark}" for image, mark in marks.items())]
-    (folder / TRUTH).write_text("\n".join(truth) + "\n")
+    (folder / TRUTH).write_text("\n".join(truth) + "\n", encoding="utf-8")
     if lesions is not None:
         rows = [f"{image},55.0,head/neck,{lesions.get(image, '')},female" for image in IMAGES]
-        (folder / METADATA).write_text("\n".join(["image,age_approx,anatom_site_general,lesion_id,sex", *rows]) + "\n")
+        (folder / METADATA).write_text(
+            "\n".join(["image,age_approx,anatom_site_general,lesion_id,sex", *rows]) + "\n", encoding="utf-8"
+        )
 
 
 def split_images(folder: Path) -> tuple[set[str], set[str]]:
@@ -132,16 +134,16 @@ TRUTH_FAULTS = {
 def test_invalid_ground_truth_is_reported(tmp_path: Path, fault: str) -> None:
     before, after, message = TRUTH_FAULTS[fault]
     write(tmp_path)
-    text = (tmp_path / TRUTH).read_text()
+    text = (tmp_path / TRUTH).read_text(encoding="utf-8")
     assert before in text
-    (tmp_path / TRUTH).write_text(text.replace(before, after, 1))
+    (tmp_path / TRUTH).write_text(text.replace(before, after, 1), encoding="utf-8")
     with pytest.raises(DatasetError, match=message):
         isic2019.read_split(tmp_path, "train")
 
 
 def test_metadata_without_lesions_are_reported(tmp_path: Path) -> None:
     write(tmp_path)
-    (tmp_path / METADATA).write_text("image,sex\n")
+    (tmp_path / METADATA).write_text("image,sex\n", encoding="utf-8")
     with pytest.raises(DatasetError, match="has no column lesion_id"):
         isic2019.read_split(tmp_path, "train")
 

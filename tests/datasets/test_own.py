@@ -74,7 +74,7 @@ def tree_digest(root: Path, name: str) -> str:
 def test_folder_of_pictures_by_class(tmp_path: Path, splits: tuple[str, ...], is_zip: bool) -> None:
     root = tmp_path / "downloads/pets"
     pets(root / "pets", *splits)
-    (root / "pets/notes.txt").write_text("not a picture")
+    (root / "pets/notes.txt").write_text("not a picture", encoding="utf-8")
     digest = tree_digest(root, "pets")
     file = SourceFile(name="pets/", sha256=digest)
     if is_zip:

@@ -183,7 +183,7 @@ def test_raw_file_changed_after_fetch_is_reported(tmp_path: Path) -> None:
 def test_bad_manifest_explains_how_to_recreate_it(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "tiny.json"
     if text is not None:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     with pytest.raises(DatasetError, match=f"{message}.*; `claimcheck stage fetch tiny` writes it"):
         read_manifest(path)
 
@@ -344,7 +344,7 @@ def test_missing_set_explains_how_to_make_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"test_rows": null, "classes": [], "shape": [], "extra": 1}'])
 def test_damaged_description_is_reported(tmp_path: Path, text: str) -> None:
-    (tmp_path / "dataset.json").write_text(text)
+    (tmp_path / "dataset.json").write_text(text, encoding="utf-8")
     with pytest.raises(PackedDataError, match=r"dataset.json: not the description of a packed set"):
         read_info(tmp_path)
 
@@ -410,7 +410,7 @@ def test_label_is_the_two_digit_number_in_the_image() -> None:
     assert read == train.labels.tolist()
 
 
-PAGE = (REPOSITORY / "docs" / "data.md").read_text()
+PAGE = (REPOSITORY / "docs" / "data.md").read_text(encoding="utf-8")
 DATASETS = load_params().datasets
 IMAGES = {name: source for name, source in DATASETS.items() if source.kind == "images"}
 
@@ -463,5 +463,5 @@ def test_page_lists_the_written_files(tmp_path: Path) -> None:
 
 
 def test_notice_lists_every_data_set() -> None:
-    notice = (REPOSITORY / "NOTICE").read_text()
+    notice = (REPOSITORY / "NOTICE").read_text(encoding="utf-8")
     assert [source.title for source in DATASETS.values() if source.title.split(",")[0] not in notice] == []

@@ -101,4 +101,4 @@ def test_class_names_match_the_official_list(real_mirror: Path, dataset: str, fi
     path = real_mirror / dataset / file
     if not path.is_file():
         pytest.skip(f"this mirror has no {file}")
-    assert list(READERS[dataset].classes) == path.read_text().split()
+    assert list(READERS[dataset].classes) == path.read_text(encoding="utf-8").split()

@@ -174,8 +174,8 @@ def test_ranges_come_from_addresses(tmp_path: Path, kind: str, scheme: str) -> N
 @pytest.mark.parametrize("name", ["a-{3..1}.tar", "{3..1}{3..1}.tar", "a-{0..9999999999}.tar", "{0..999}{0..999}.tar"])
 def test_range_without_files_or_with_too_many_is_an_error(tmp_path: Path, name: str) -> None:
     write_params(tmp_path, "smoke", pets=source_of("x"))
-    text = (tmp_path / "params.yaml").read_text()
-    (tmp_path / "params.yaml").write_text(text.replace("name: x\n", f"name: '{name}'\n"))
+    text = (tmp_path / "params.yaml").read_text(encoding="utf-8")
+    (tmp_path / "params.yaml").write_text(text.replace("name: x\n", f"name: '{name}'\n"), encoding="utf-8")
     with pytest.raises(ParamsError, match=r"datasets\.pets\.files\.0 .*expected ranges of 1 to 100,000 files"):
         load_params(tmp_path)
 

@@ -191,7 +191,7 @@ def test_undeclared_inexact_file_is_refused(tmp_path: Path) -> None:
 def test_bad_mirror_description_is_reported(tmp_path: Path, document: str, message: str) -> None:
     dataset = tiny_mnist()
     dataset.write(tmp_path / "mirror/tiny")
-    (tmp_path / "mirror/tiny/mirror.json").write_text(document)
+    (tmp_path / "mirror/tiny/mirror.json").write_text(document, encoding="utf-8")
     with pytest.raises(DatasetError, match=message):
         fetch(dataset.source, tmp_path, tmp_path / "mirror")
 
@@ -199,9 +199,9 @@ def test_bad_mirror_description_is_reported(tmp_path: Path, document: str, messa
 def test_mirror_names_with_path_separators_are_refused(tmp_path: Path) -> None:
     dataset = tiny_mnist()
     folder = put_in_mirror(dataset, tmp_path / "mirror")
-    document = json.loads((folder / "mirror.json").read_text())
+    document = json.loads((folder / "mirror.json").read_text(encoding="utf-8"))
     document["files"]["../../escaped"] = document["files"][IMAGES]
-    (folder / "mirror.json").write_text(json.dumps(document))
+    (folder / "mirror.json").write_text(json.dumps(document), encoding="utf-8")
     fetch(dataset.source, tmp_path / "home", tmp_path / "mirror")
     assert files_below(tmp_path / "home") == {f"downloads/tiny/{name}" for name in (*dataset.files, "mirror.json")}
 
@@ -396,9 +396,9 @@ def test_mirror_of_a_mirror_lacks_the_same_files(tmp_path: Path) -> None:
 
 def hostile(folder: Path, name: str) -> None:
     """A mirror whose description lists `name` besides the unpacked part."""
-    document = json.loads((folder / "mirror.json").read_text())
+    document = json.loads((folder / "mirror.json").read_text(encoding="utf-8"))
     document["files"][name] = document["files"][TRUTH]
-    (folder / "mirror.json").write_text(json.dumps(document))
+    (folder / "mirror.json").write_text(json.dumps(document), encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ SPLITS: tuple[Split, ...] = ("train", "test")
 
 def write(folder: Path, *lines: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / prepare_table.FILE).write_text("\n".join(lines) + "\n")
+    (folder / prepare_table.FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
 
 
@@ -417,7 +417,7 @@ def test_files_of_plain_text_are_divided_by_their_names(tmp_path: Path) -> None:
     folder = tmp_path / "downloads/mine"
     folder.mkdir(parents=True)
     for name in ("test", "train"):
-        (folder / f"{name}.txt").write_text(f"{name} is a text of some letters")
+        (folder / f"{name}.txt").write_text(f"{name} is a text of some letters", encoding="utf-8")
     files = (SourceFile(name="test.txt"), SourceFile(name="train.txt"))
     source = dataclasses.replace(declare_text(31, 30), files=files)
     (train, test), _ = pack_table(tmp_path, source)

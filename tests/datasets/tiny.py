@@ -114,4 +114,4 @@ def write_mirror_json(folder: Path, dataset: TinyDataset, inexact_test_rows: lis
     document: dict[str, object] = {"complete": inexact_test_rows is None, "files": files, "note": "for a test"}
     if inexact_test_rows is not None:
         document["inexact_test_rows"] = inexact_test_rows
-    (folder / "mirror.json").write_text(json.dumps(document))
+    (folder / "mirror.json").write_text(json.dumps(document), encoding="utf-8")

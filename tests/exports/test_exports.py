@@ -73,7 +73,7 @@ def by_owner(packages: Path, folder: Path, *words: str) -> subprocess.CompletedP
 
 
 def records_below(folder: Path) -> dict[str, Any]:
-    records = [json.loads(path.read_text()) for path in folder.rglob("*.json")]
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.rglob("*.json")]
     return {record["model_info"]["id"]: record for record in records}
 
 
@@ -88,7 +88,7 @@ def test_released_model_has_a_card_and_results_that_the_hub_can_parse(
     monkeypatch.chdir(clone)
     assert main(["export", "huggingface", str(tmp_path / "hub"), "--json"]) == 0
     counted = json.loads(capsys.readouterr().out)["models"]
-    texts = [path.read_text() for path in (clone / "data" / "evidence").glob("*.jsonl")]
+    texts = [path.read_text(encoding="utf-8") for path in (clone / "data" / "evidence").glob("*.jsonl")]
     lines = [json.loads(line) for text in texts for line in text.splitlines() if '"same_class"' in line]
     released = {line["release"]["sha256"]: line["release"] for line in lines}
     folders = list((tmp_path / "hub").iterdir())
@@ -98,7 +98,7 @@ def test_released_model_has_a_card_and_results_that_the_hub_can_parse(
         card = ModelCard.load(folder / "README.md")
         (in_card,) = card.data.eval_results
         (file,) = (folder / ".eval_results").glob("*.yaml")
-        (entry,) = parse_eval_result_entries(yaml.safe_load(file.read_text()))
+        (entry,) = parse_eval_result_entries(yaml.safe_load(file.read_text(encoding="utf-8")))
         assert in_card.metric_value == entry.value == release["accuracy"]
         assert entry.dataset_id == in_card.dataset_type == card.data.datasets[0]
         sampling = math.sqrt(entry.value * (1 - entry.value) / release["n"])
@@ -169,7 +169,7 @@ def test_card_has_the_licences_of_the_project_and_the_data(
 ) -> None:
     if licence:
         about = {"authors": [{"alias": "ada"}], "license": licence}
-        (project / "CITATION.cff").write_text(yaml.safe_dump(about))
+        (project / "CITATION.cff").write_text(yaml.safe_dump(about), encoding="utf-8")
     card = write_card(replicated, project, tmp_path / "hub")
     assert card.data.get("license_name") == named
     assert card.data.get("license_link") == (named and "http://yann.lecun.com/exdb/mnist/")
@@ -250,7 +250,7 @@ def test_every_eval_ever_accepts_each_record(clone: Path, owners: Path, publishe
     assert done.returncode == 0 and len(reports) == len(records_below(folder)) > 50, done.stdout[-2000:]
     assert {(report["valid"], len(report["warnings"])) for report in reports} == {(True, 0)}
     broken = next(folder.rglob("*.json"))
-    broken.write_text(broken.read_text().replace('"lower_is_better"', '"lower"'))
+    broken.write_text(broken.read_text(encoding="utf-8").replace('"lower_is_better"', '"lower"'), encoding="utf-8")
     assert by_owner(owners, folder, *validate).returncode == 1, "it can fail"
 
 
@@ -273,7 +273,9 @@ def test_trackio_reads_every_curve_and_page(clone: Path, owners: Path, published
         ).all()
     logged = {(key, log["step"], log["train_loss"], log["test_accuracy"]) for key in curves for log in curves[key]}
     assert logged == {tuple(row) for row in rows} and len(curves) == 10
-    claims = [line.split(",")[0] for line in (REPOSITORY / "data" / "claims.csv").read_text().splitlines()[1:]]
+    claims = [
+        line.split(",")[0] for line in (REPOSITORY / "data" / "claims.csv").read_text(encoding="utf-8").splitlines()[1:]
+    ]
     texts = [cell["body"] for page in pages for cell in page["cells"]]
     assert [claim for claim in claims if not any(f"| {claim} |" in text for text in texts)] == []
     assert sum("dashboard" in text for text in texts) == 1
@@ -284,8 +286,8 @@ def test_citation_file_is_valid_and_names_this_version() -> None:
     program = Path(sys.executable).with_name(words[0])
     done = subprocess.run([program, *words[1:]], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    about = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
-    assert f'\nversion = "{about["version"]}"\n' in (REPOSITORY / "pyproject.toml").read_text()
+    about = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
+    assert f'\nversion = "{about["version"]}"\n' in (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def main() -> None:
         if dtypes:
             names.setdefault(" ".join(sorted(dtypes)), []).append(name)
     content = {"torch": torch.__version__, "operators": {dtypes: ", ".join(names[dtypes]) for dtypes in sorted(names)}}
-    PATH.write_text(json.dumps(content, indent=1) + "\n")
+    PATH.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -224,7 +224,7 @@ def test_unexported_path_lists_the_choices(path: str) -> None:
 
 
 def test_malicious_path_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "hostile_module.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "hostile_module.py").write_text("raise SystemExit('imported')", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match="hostile_module"):
         build_model(ModelSpec(path="hostile_module:Model", arguments={}))

@@ -41,7 +41,8 @@ def start_below(project: Path, program: str) -> tuple[subprocess.Popen[str], int
     script.write_text(
         "import subprocess, sys\n"
         f"command = f'{{sys.executable}} -m stages.train {EXPERIMENT} & echo $!; wait'\n"
-        "subprocess.run(command, shell=True)\n"
+        "subprocess.run(command, shell=True)\n",
+        encoding="utf-8",
     )
     parent = subprocess.Popen(
         [sys.executable, str(script)],

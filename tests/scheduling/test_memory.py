@@ -39,9 +39,9 @@ def project(tmp_path: Path) -> Path:
     folder = make_project(tmp_path / "project", epochs=1)
     copy_stages(folder)
     worker = folder / "stages" / "worker.py"
-    source, line = worker.read_text(), "        self.job = job\n"
+    source, line = worker.read_text(encoding="utf-8"), "        self.job = job\n"
     assert source.count(line) == 1
-    worker.write_text(source.replace(line, HUNGRY + line))
+    worker.write_text(source.replace(line, HUNGRY + line), encoding="utf-8")
     return folder
 
 
@@ -92,7 +92,9 @@ def test_out_of_memory_is_distinguished_from_other_errors(error: Exception, is_s
 def test_failing_run_is_tried_by_one_slot_only(project: Path) -> None:
     """The other slot waited for it and must not retry it."""
     worker = project / "stages" / "worker.py"
-    worker.write_text(worker.read_text().replace("torch.OutOfMemoryError(", "ValueError("))
+    worker.write_text(
+        worker.read_text(encoding="utf-8").replace("torch.OutOfMemoryError(", "ValueError("), encoding="utf-8"
+    )
     done = train(project, 99, "cpu,cpu")
     assert done.returncode == 1
     assert [len(attempts) for attempts in ends(project)] == [1, 1]
@@ -105,9 +107,9 @@ OTHER = "tiny-other"
 def three_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two experiments that share one training; the second experiment's other arm is wide."""
     folder = make_project(tmp_path / "project", epochs=1)
-    content = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text())
+    content = yaml.safe_load((folder / "params" / f"{EXPERIMENT}.yaml").read_text(encoding="utf-8"))
     content["arms"]["ninformer"]["model"]["dim"] = 1024
-    (folder / "params" / f"{OTHER}.yaml").write_text(yaml.safe_dump(content))
+    (folder / "params" / f"{OTHER}.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     edit(
         folder / "params.yaml",
         lambda index: index["experiments"].update({OTHER: {"paper": "ninformer", "dataset": "mnist"}}),
@@ -169,9 +171,9 @@ def test_placeholder_data_are_refused_for_real_profiles_and_other_experiments_sk
         three_arms / "params.yaml",
         lambda index: index["experiments"].update({"tiny-far": {"paper": "ninformer", "dataset": "cifar10"}}),
     )
-    content = yaml.safe_load((three_arms / "params" / f"{OTHER}.yaml").read_text())
+    content = yaml.safe_load((three_arms / "params" / f"{OTHER}.yaml").read_text(encoding="utf-8"))
     content["protocol"] |= {"mean": [0.5] * 3, "std": [0.5] * 3}
-    (three_arms / "params" / "tiny-far.yaml").write_text(yaml.safe_dump(content))
+    (three_arms / "params" / "tiny-far.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     done = claimcheck_alone(three_arms, "run", EXPERIMENT, "--profile", "quick", "--device", "cpu")
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert "the profile quick wants them (real data); `dvc repro preprocess@mnist` packs them" in done.stderr

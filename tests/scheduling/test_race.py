@@ -100,7 +100,7 @@ def _is_late(process: subprocess.Popen[bytes], store: Store, folder: Path, since
     if claimed is None or store.has(claimed[0]) or time.monotonic() - since > longest:
         return True
     run_key, token = claimed
-    lines = (line.split() for log in folder.glob("*.log") for line in log.read_text().splitlines())
+    lines = (line.split() for log in folder.glob("*.log") for line in log.read_text(encoding="utf-8").splitlines())
     return any(line[:2] == ["claimed", run_key] and int(line[2]) > token for line in lines)
 
 
@@ -116,7 +116,9 @@ def check(address: str, folder: Path, runs: int) -> Counter[str]:
     """Check all guarantees against the store and the logs; count events."""
     store = racer.open_store(address, folder / "cache")
     leases = Leases(store, "machine:boot:1:1:1")
-    events = [tuple(line.split()) for log in folder.glob("*.log") for line in log.read_text().splitlines()]
+    events = [
+        tuple(line.split()) for log in folder.glob("*.log") for line in log.read_text(encoding="utf-8").splitlines()
+    ]
     claimed = Counter((key, token) for what, key, token in events if what == "claimed")
     published = Counter(key for what, key, _ in events if what == "published")
     assert set(claimed.values()) == {1}, "no token is given twice"

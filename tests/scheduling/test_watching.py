@@ -177,7 +177,7 @@ def test_progress_is_saved_rarely_but_its_end_always(store: RunStore, monkeypatc
 
 def test_unwritable_progress_stops_no_training(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
     store.root.mkdir(parents=True)
-    (store.root / "work").write_text("a file where the folder belongs")
+    (store.root / "work").write_text("a file where the folder belongs", encoding="utf-8")
     with journal(store) as written:
         written.report(Event(kind="started", label="a x.0"))
     said = capsys.readouterr().err

@@ -113,7 +113,7 @@ def computed_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             params = load_params(root)
             few = {name: params.experiments[name] for name in ("ninformer-cifar10",)}
             told = hours(dataclasses.replace(params, experiments=few))
-            (root / "data" / "hours.json").write_text(json.dumps(told))
+            (root / "data" / "hours.json").write_text(json.dumps(told), encoding="utf-8")
             record(root, "data/results.db")
     return root
 
@@ -173,5 +173,5 @@ def keys_file(folder: Path, **named: str) -> Path:
     tables = [
         f"[{name}]\n" + (lines if "=" in lines else f'sha256 = ["{digest_of(lines)}"]') for name, lines in named.items()
     ]
-    place.write_text("\n".join(tables) + "\n")
+    place.write_text("\n".join(tables) + "\n", encoding="utf-8")
     return place

@@ -67,11 +67,11 @@ def make_root(root: Path) -> Path:
 
 def write_params(root: Path) -> None:
     """Write three experiments, each with the arms of the paper's table."""
-    index = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    index = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
     index["experiments"] = {name: index["experiments"][name] for name in PAPER_ACCURACY}
     used = {entry["dataset"] for entry in index["experiments"].values()}
     index["datasets"] = {name: source for name, source in index["datasets"].items() if name in used}
-    (root / "params.yaml").write_text(yaml.safe_dump(index, sort_keys=False))
+    (root / "params.yaml").write_text(yaml.safe_dump(index, sort_keys=False), encoding="utf-8")
     (root / "params").mkdir()
     for name, arms in PAPER_ACCURACY.items():
         experiment = whole_file(name)
@@ -79,7 +79,7 @@ def write_params(root: Path) -> None:
         experiment["protocol"]["seeds"] = [0, 1, 2]
         if name == "ninformer-cifar100":
             experiment["arms"]["mlp-mixer"]["title"] = LONG_TITLE
-        (root / "params" / f"{name}.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False))
+        (root / "params" / f"{name}.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False), encoding="utf-8")
 
 
 def write_claims(root: Path) -> None:
@@ -118,7 +118,7 @@ def write_findings(root: Path) -> None:
         "computed": {"times_peak": 113.3},
         "explanation": "The printed time needs more than the card's peak.",
     }
-    (root / "data" / "findings.jsonl").write_text(json.dumps(finding) + "\n")
+    (root / "data" / "findings.jsonl").write_text(json.dumps(finding) + "\n", encoding="utf-8")
 
 
 def add_results(
@@ -181,7 +181,7 @@ def _write_weights(root: Path, experiment: ExperimentParams, arm: str, spec: Run
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
-    path.with_name("result.json").write_text(json.dumps({"weights_sha256": digest}))
+    path.with_name("result.json").write_text(json.dumps({"weights_sha256": digest}), encoding="utf-8")
     return digest
 
 

@@ -59,10 +59,12 @@ def running(
 def wait_until_ready(service: Running) -> None:
     until = time.monotonic() + 400
     while time.monotonic() < until:
-        assert service.process.poll() is None, f"the service ended before it was ready: {service.log.read_text()}"
+        assert service.process.poll() is None, (
+            f"the service ended before it was ready: {service.log.read_text(encoding='utf-8')}"
+        )
         try:
             with urlopen(f"{service.address}/health/ready", timeout=5):
                 return
         except OSError:  # refused, or not warm yet
             time.sleep(0.1)
-    raise AssertionError(f"{service.address} is not ready: {service.log.read_text()}")
+    raise AssertionError(f"{service.address} is not ready: {service.log.read_text(encoding='utf-8')}")

@@ -151,7 +151,7 @@ def test_changed_key_file_is_read_without_a_restart(
         assert [ask(client, "first"), ask(client, "second")] == [404, 404], "the previous keys stay valid"
         os.replace(other, file)
         assert [ask(client, "first"), ask(client, "second")] == [401, 404]
-        file.write_text("not a [table")
+        file.write_text("not a [table", encoding="utf-8")
         assert [ask(client, "first"), ask(client, "second")] == [401, 404], "the previous keys stay valid"
         assert "keys.toml: " in caplog.text and "the previous keys stay valid" in caplog.text
         text = client.get("/metrics").text
@@ -179,7 +179,7 @@ def test_changed_key_file_is_read_without_a_restart(
 )
 def test_invalid_key_file_is_rejected_in_one_line(tmp_path: Path, content: str, words: str) -> None:
     file = tmp_path / "keys.toml"
-    file.write_text(content)
+    file.write_text(content, encoding="utf-8")
     with pytest.raises(KeysError) as refused:
         KeyFile(file)
     assert words in str(refused.value) and "secret" not in str(refused.value)
@@ -204,7 +204,7 @@ def test_missing_key_file_or_unknown_key_setting_prevents_start(tmp_path: Path) 
 def test_new_key_is_printed_with_its_key_file_entry(tmp_path: Path) -> None:
     printed = start(tmp_path, "--new-key", "ann").stdout
     file = tmp_path / "keys.toml"
-    file.write_text(printed.partition("\n\n")[2])
+    file.write_text(printed.partition("\n\n")[2], encoding="utf-8")
     key = printed.partition("client): ")[2].partition("\n")[0]
     assert read_keys(file) == {"ann": Key(sha256=(digest_of(key),))}
 
@@ -251,7 +251,7 @@ def test_processes_with_a_shared_file_respect_one_rate_limit(tmp_path: Path) -> 
 
 
 def test_invalid_counts_file_is_rejected_at_start(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("no database " * 100)
+    (tmp_path / "notes.txt").write_text("no database " * 100, encoding="utf-8")
     with pytest.raises(CountsError, match=r"notes\.txt: file is not a database; expected a file of counts"):
         RequestCounter(tmp_path / "notes.txt")
     with pytest.raises(CountsError, match="unable to open database file"):

@@ -43,7 +43,7 @@ def test_several_images_are_answered_in_a_grid_that_fits_a_phone(page: Page, tmp
     files = [tmp_path / f"{name}.png" for name in ("one", "two")]
     for number, file in enumerate(files):
         file.write_bytes(png(number))
-    (tmp_path / "broken.png").write_text("no image")
+    (tmp_path / "broken.png").write_text("no image", encoding="utf-8")
     page.set_input_files("#file", [*files, tmp_path / "broken.png"])
     images = page.locator("#answers .image-grid article")
     images.first.wait_for()

@@ -169,9 +169,9 @@ MADE_HERE = {"here(column)", "without(line.name)", "line.address", "problem.type
 def test_links_to_stored_addresses_are_checked() -> None:
     templates = REPOSITORY / "service" / "templates"
     begun = re.compile(r"""\b(?:href|src|\w*action|poster|srcset|data)=["']?\{[{%] *([^}%|]+?) *[}%|]""")
-    found = {name: begun.findall(name.read_text()) for name in templates.rglob("*.html")}
+    found = {name: begun.findall(name.read_text(encoding="utf-8")) for name in templates.rglob("*.html")}
     assert set().union(*found.values()) == OURS | MADE_HERE
-    parts = (templates / "parts.html").read_text()
+    parts = (templates / "parts.html").read_text(encoding="utf-8")
     for guarded in ("address", "paper.repository"):
         assert parts.count(f'href="{{{{ {guarded} }}}}"') == parts.count(f"if {guarded} | is_web_address %}}"), guarded
 
@@ -210,7 +210,7 @@ def test_results_are_croissant_data_sets_with_readable_tables(
     (table,) = described["distribution"]
     (tmp_path / table["@id"]).write_bytes(client.get(table["contentUrl"]).content)
     table["contentUrl"] = table["@id"]  # the test client has no port
-    (tmp_path / "croissant.json").write_text(json.dumps(described))
+    (tmp_path / "croissant.json").write_text(json.dumps(described), encoding="utf-8")
     read = mlcroissant.Dataset(tmp_path / "croissant.json")
     assert not read.metadata.ctx.issues.errors and "@context` is not standard" not in caplog.text
     assert read.metadata.ctx.is_v1_1()
@@ -240,7 +240,7 @@ def test_pages_name_the_authors_and_licences_of_the_project_that_is_served(own_r
         ("[]", None, None),
         (None, None, None),
     ):
-        citation.write_text(text) if text else citation.unlink()
+        citation.write_text(text, encoding="utf-8") if text else citation.unlink()
         with reading(Settings(root=own_root)) as client:
             (experiment, *_) = (item["name"] for item in client.get("/api/v1/experiments").json())
             page = client.get(f"/experiments/{experiment}").text

@@ -18,8 +18,8 @@ from PIL import Image
 from tests.project import REPOSITORY
 from tests.service.running import running
 
-DOCKERFILE = re.sub(r"\\\n\s*", "", (REPOSITORY / "Dockerfile").read_text())
-COMPOSE = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())
+DOCKERFILE = re.sub(r"\\\n\s*", "", (REPOSITORY / "Dockerfile").read_text(encoding="utf-8"))
+COMPOSE = yaml.safe_load((REPOSITORY / "compose.yaml").read_text(encoding="utf-8"))
 EXACT = re.compile(r"[a-z]+:\d+\.\d+(\.\d+)?-[a-z-]*[a-z]+")
 
 
@@ -38,7 +38,7 @@ def stages() -> dict[str, list[str]]:
 
 def built_from() -> list[Path]:
     """Return the files that .dockerignore allows into the build."""
-    rules = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    rules = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines()
     roots = [REPOSITORY / rule.removeprefix("!") for rule in rules if rule.startswith("!")]
     found = [path for root in roots for path in ([root] if root.is_file() else root.rglob("*"))]
     return [path for path in found if path.is_file() and "__pycache__" not in path.parts]
@@ -110,7 +110,7 @@ def test_copied_files_record_and_serve_with_only_the_serve_packages(tmp_path: Pa
         done = subprocess.run([python, *command.split()[1:]], cwd=app, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     check = next(line for line in lines if line.startswith("HEALTHCHECK")).partition("CMD ")[2]
-    (app / "service/static/style.css").write_text("/* the copy */")
+    (app / "service/static/style.css").write_text("/* the copy */", encoding="utf-8")
     image = io.BytesIO()
     Image.new("L", (28, 28)).save(image, "png")
     with running(app, tmp_path, code=app, python=python) as service:

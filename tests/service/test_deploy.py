@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 UNIT = REPOSITORY / "deploy" / "claimcheck.service"
 MANIFEST = REPOSITORY / "deploy" / "kubernetes.yaml"
-OBJECTS = {item["kind"]: item for item in yaml.safe_load_all(MANIFEST.read_text())}
+OBJECTS = {item["kind"]: item for item in yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8"))}
 POD = OBJECTS["Deployment"]["spec"]["template"]["spec"]
 CONTAINER = POD["containers"][0]
 MOST_EXPOSED = 20  # tenths; an unconfined unit has 96
@@ -40,11 +40,12 @@ def lint(*command: str) -> str:
 
 def unit_here(folder: Path) -> Path:
     """Write the unit with this clone as its installation folder."""
-    text = UNIT.read_text()
+    text = UNIT.read_text(encoding="utf-8")
     assert "/opt/claimcheck/.venv/bin/python -m service" in text
     place = folder / UNIT.name
     place.write_text(
-        text.replace("/opt/claimcheck/.venv/bin/python", sys.executable).replace("/opt/claimcheck", str(REPOSITORY))
+        text.replace("/opt/claimcheck/.venv/bin/python", sys.executable).replace("/opt/claimcheck", str(REPOSITORY)),
+        encoding="utf-8",
     )
     return place
 
@@ -66,7 +67,7 @@ def test_manifest_matches_kubernetes_schemas() -> None:
 def test_compose_file_matches_its_schema_and_restarts() -> None:
     compose = REPOSITORY / "compose.yaml"
     lint("check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(compose))
-    services = yaml.safe_load(compose.read_text())["services"]
+    services = yaml.safe_load(compose.read_text(encoding="utf-8"))["services"]
     assert {name: services[name]["restart"] for name in services} == {
         "database": "unless-stopped",
         "record": "on-failure:3",
@@ -75,7 +76,7 @@ def test_compose_file_matches_its_schema_and_restarts() -> None:
 
 
 def test_pod_has_minimal_rights() -> None:
-    dockerfile = (REPOSITORY / "Dockerfile").read_text()
+    dockerfile = (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
     assert POD["securityContext"]["runAsNonRoot"] and f"USER {POD['securityContext']['runAsUser']}" in dockerfile
     assert not POD["automountServiceAccountToken"]
     security = CONTAINER["securityContext"]
@@ -88,7 +89,9 @@ def test_pod_has_minimal_rights() -> None:
 
 
 def test_memory_limits_cover_all_that_the_service_may_use() -> None:
-    compose = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())["services"]["service"]["mem_limit"]
+    compose = yaml.safe_load((REPOSITORY / "compose.yaml").read_text(encoding="utf-8"))["services"]["service"][
+        "mem_limit"
+    ]
     for written, workers in ((CONTAINER["resources"]["limits"]["memory"], 2), (compose, MAX_WORKERS)):
         limit = int(re.fullmatch(r"(\d+)[Gg]i?", written)[1]) << 30  # type: ignore[index]
         parts = memory_of(Settings(), workers, limit)
@@ -100,14 +103,16 @@ def test_every_setting_mentioned_exists() -> None:
     known = {f"CLAIMCHECK_{name.upper()}" for name in Settings.model_fields}
     known |= {"CLAIMCHECK_DATABASE_PASSWORD", "CLAIMCHECK_READER_PASSWORD"}
     for path in (UNIT, MANIFEST, REPOSITORY / "compose.yaml", REPOSITORY / "Dockerfile"):
-        assert set(re.findall(r"CLAIMCHECK_[A-Z_]+", path.read_text())) - {"CLAIMCHECK_"} <= known, path.name
+        assert set(re.findall(r"CLAIMCHECK_[A-Z_]+", path.read_text(encoding="utf-8"))) - {"CLAIMCHECK_"} <= known, (
+            path.name
+        )
 
 
 def test_service_with_these_settings_answers_probes(root: Path, tmp_path: Path) -> None:
     """Sent like a node does: to the pod's address instead of a host name."""
     settings: dict[str, Any] = OBJECTS["ConfigMap"]["data"] | {"CLAIMCHECK_KEYS": str(keys_file(tmp_path, ann="key"))}
     settings["CLAIMCHECK_ALLOWED_HOSTS"] += ",127.0.0.1"  # this test waits for the public port
-    stall = float(re.findall(r"WatchdogSec=(\d+)", UNIT.read_text())[0])
+    stall = float(re.findall(r"WatchdogSec=(\d+)", UNIT.read_text(encoding="utf-8"))[0])
     assert stall > Settings().stall_seconds, "a stall is logged with stacks if possible"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))

@@ -179,11 +179,11 @@ def test_data_set_without_weights_explains_why_nothing_answers(tmp_path: Path, m
     root = make_root(tmp_path)
     shutil.rmtree(root / "data" / "runs" / "ninformer-cifar100")
     monkeypatch.setattr("service.database.queries.MAX_NAMES", 2)
-    index = yaml.safe_load((root / "params.yaml").read_text())
-    whole = yaml.safe_load((REPOSITORY / "params.yaml").read_text())
+    index = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+    whole = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
     for part, name in (("experiments", "dac-sgemm"), ("datasets", "sgemm")):
         index[part][name] = whole[part][name]
-    (root / "params.yaml").write_text(yaml.safe_dump(index, sort_keys=False))
+    (root / "params.yaml").write_text(yaml.safe_dump(index, sort_keys=False), encoding="utf-8")
     shutil.copy(REPOSITORY / "params" / "dac-sgemm.yaml", root / "params")
     record(root, "data/results.db")
     details = {

@@ -74,7 +74,9 @@ def test_every_curl_line_of_the_reference_works(published_service: Running, tmp_
 
 def test_drawn_seven_is_a_static_file() -> None:
     static = REPOSITORY / "service" / "static"
-    assert {"inputs": [tensor_of((static / SEVEN).read_bytes())]} == json.loads((static / SEVEN_AS_TENSOR).read_text())
+    assert {"inputs": [tensor_of((static / SEVEN).read_bytes())]} == json.loads(
+        (static / SEVEN_AS_TENSOR).read_text(encoding="utf-8")
+    )
     assert tensor_of((static / SEVEN).read_bytes()) == tensor_of(draw_seven())
 
 
@@ -83,8 +85,8 @@ def test_long_lists_and_objects_are_shortened() -> None:
 
 
 def test_first_lines_of_the_reference_run(published_service: Running) -> None:
-    lines = FIRST_LINES.read_text()
-    assert f"```python\n{lines}```" in (REPOSITORY / "docs" / "quickstart.md").read_text()
+    lines = FIRST_LINES.read_text(encoding="utf-8")
+    assert f"```python\n{lines}```" in (REPOSITORY / "docs" / "quickstart.md").read_text(encoding="utf-8")
     assert len([line for line in lines.splitlines() if line]) <= 10
     script = lines.replace("http://127.0.0.1:8000", published_service.address)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)

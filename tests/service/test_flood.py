@@ -89,7 +89,7 @@ def test_clients_that_do_not_read_do_not_delay_others(service: Running, path: st
 def test_unread_answer_times_out(service: Running) -> None:
     """The connection is aborted and logged, because closing it would wait for the client."""
     with ask_and_read_nothing(service, "/api/v1/export/epochs.parquet") as connection:
-        wait_until(lambda: "an answer was not read in time" in service.log.read_text(), 20)
+        wait_until(lambda: "an answer was not read in time" in service.log.read_text(encoding="utf-8"), 20)
         assert len(b"".join(iter(lambda: connection.recv(1 << 20), b""))) < 2_000_000
 
 
@@ -294,8 +294,8 @@ def test_probe_is_not_delayed_by_reset_or_earlier_connections(service: Running) 
         probe.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-ID: probe\r\n\r\n")
         service.process.send_signal(signal.SIGCONT)
         assert probe.recv(12) == b"HTTP/1.1 200"
-        wait_until(lambda: service.log.read_text().count('"path": "/waiting"') == asked["/waiting"], 20)
-    log = service.log.read_text()
+        wait_until(lambda: service.log.read_text(encoding="utf-8").count('"path": "/waiting"') == asked["/waiting"], 20)
+    log = service.log.read_text(encoding="utf-8")
     before = log.partition('"request_id": "probe"')[0].count('"path": "/waiting"')
     assert before < 0.75 * asked["/waiting"]  # 96 to 106 of 200 in six trials
     assert '"path": "/reset"' not in log
@@ -303,7 +303,7 @@ def test_probe_is_not_delayed_by_reset_or_earlier_connections(service: Running) 
 
 def test_low_open_file_limit_reduces_connections_without_errors(root: Path, tmp_path: Path) -> None:
     limited = tmp_path / "python"
-    limited.write_text(f'#!/bin/sh\nulimit -n 150\nexec "{sys.executable}" "$@"\n')
+    limited.write_text(f'#!/bin/sh\nulimit -n 150\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
     limited.chmod(0o755)
     with running(root, tmp_path, python=str(limited)) as service:
         with ExitStack() as ending:
@@ -315,7 +315,7 @@ def test_low_open_file_limit_reduces_connections_without_errors(root: Path, tmp_
             assert get(service, "/health/live")[0] == 200
         wait_until(lambda: get(service, "/api/v1/papers")[0] == 200, 20)
         assert service.process.poll() is None
-    log = service.log.read_text()
+    log = service.log.read_text(encoding="utf-8")
     assert "150 files may be open" in log
     assert "Too many open files" not in log and "Traceback" not in log
 

@@ -38,7 +38,7 @@ def operations() -> list[APIOperation]:
     from schemathesis.checks import load_all_checks
 
     load_all_checks()
-    document = schemathesis.openapi.from_dict(json.loads(DOCUMENT.read_text()))
+    document = schemathesis.openapi.from_dict(json.loads(DOCUMENT.read_text(encoding="utf-8")))
     return [found.ok() for found in document.get_all_operations()]
 
 

@@ -39,7 +39,7 @@ def outputs_of(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.filterwarnings("default")
 def test_notebook_runs_and_its_stored_outputs_are_current(published_service: Running) -> None:
     matplotlib.use("agg")
-    notebook, names = json.loads(NOTEBOOK.read_text()), dict[str, Any]()
+    notebook, names = json.loads(NOTEBOOK.read_text(encoding="utf-8")), dict[str, Any]()
     is_rewritten = bool(os.environ.get("CLAIMCHECK_WRITE"))
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
@@ -49,5 +49,5 @@ def test_notebook_runs_and_its_stored_outputs_are_current(published_service: Run
                 cell["outputs"] = found
             assert [one["output_type"] for one in cell["outputs"]] == [one["output_type"] for one in found]
     if is_rewritten:
-        NOTEBOOK.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+        NOTEBOOK.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     assert NOTEBOOK.stat().st_size < MOST_BYTES

@@ -204,10 +204,15 @@ def checked(client: TestClient, dataset: str) -> list[str]:
 def test_form_preselects_the_default_models_of_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first experiment also has real results, but weights only of placeholder models."""
     root = make_root(tmp_path)
-    index, protocol = (root / "params.yaml").read_text(), (root / "params" / "ninformer-cifar10.yaml").read_text()
+    index, protocol = (
+        (root / "params.yaml").read_text(encoding="utf-8"),
+        (root / "params" / "ninformer-cifar10.yaml").read_text(encoding="utf-8"),
+    )
     own, other = "  ninformer-cifar10:", "  other-cifar10: {paper: ninformer, dataset: cifar10}\n"
-    (root / "params.yaml").write_text(index.replace(own, other + own))
-    (root / "params" / "other-cifar10.yaml").write_text(protocol.replace("batch_size: 128", "batch_size: 64"))
+    (root / "params.yaml").write_text(index.replace(own, other + own), encoding="utf-8")
+    (root / "params" / "other-cifar10.yaml").write_text(
+        protocol.replace("batch_size: 128", "batch_size: 64"), encoding="utf-8"
+    )
     monkeypatch.setitem(PAPER_ACCURACY, "other-cifar10", PAPER_ACCURACY["ninformer-cifar10"])
     add_results(root, "other-cifar10", "smoke", "embedded")
     for line in add_results(root, "other-cifar10", "quick", "subset", published="2026-11-01T10:00:00Z"):

@@ -156,12 +156,14 @@ def test_models_are_selected_again_after_results_are_rebuilt(root: Path, tmp_pat
         assert client.get("/health/ready").json()["detail"].endswith("; record a1b2")
         assert client.post(address, files={"file": png()}).json()["models"][0]["replicate"] == 0
         evidence = own / "data" / "evidence" / "ninformer-mnist.jsonl"
-        lines = evidence.read_text().splitlines(keepends=True)
-        evidence.write_text("".join(line for line in lines if json.loads(line)["result"]["arm"] != "vit"))
+        lines = evidence.read_text(encoding="utf-8").splitlines(keepends=True)
+        evidence.write_text(
+            "".join(line for line in lines if json.loads(line)["result"]["arm"] != "vit"), encoding="utf-8"
+        )
         record(own, "data/results.db")
         response = client.post(address, files={"file": png()})
         assert response.status_code == 409, "the arm's results are gone"
-        evidence.write_text("".join(lines))
+        evidence.write_text("".join(lines), encoding="utf-8")
         record(own, "data/results.db")
         assert client.post(address, files={"file": png()}).json()["models"][0]["replicate"] == 0
 

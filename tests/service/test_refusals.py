@@ -157,7 +157,7 @@ def test_invalid_request_is_a_logged_and_counted_problem(service: Running, conte
         return float(found[1]) if found else 0
 
     def logged() -> list[dict[str, Any]]:
-        lines = map(json.loads, service.log.read_text().splitlines())
+        lines = map(json.loads, service.log.read_text(encoding="utf-8").splitlines())
         return [line for line in lines if (line.get("route"), line.get("status")) == ("none", 400)]
 
     before = len(logged())
@@ -165,7 +165,7 @@ def test_invalid_request_is_a_logged_and_counted_problem(service: Running, conte
     wait_until(lambda: before < len(logged()) == count())  # a thread writes the log, and metrics are cached briefly
     line = logged()[-1]
     assert (line["status"], line["client"]) == (400, "127.0.0.1") and len(line["request_id"]) == 32
-    assert "Traceback" not in service.log.read_text()
+    assert "Traceback" not in service.log.read_text(encoding="utf-8")
 
 
 def test_body_with_two_lengths_is_refused_and_the_rest_ignored(service: Running) -> None:
@@ -240,7 +240,7 @@ def test_full_disk_and_exhausted_files_are_server_errors(root: Path, tmp_path: P
             assert (status, head_of["retry-after"]) == (503, "10"), answer
             assert "run out of disk space, memory or file handles" in json.loads(answer)["detail"]
         assert request(service, "GET", LIST)[0] == 200
-        wait_until(lambda: "File too large" in service.log.read_text())  # a thread writes the log
+        wait_until(lambda: "File too large" in service.log.read_text(encoding="utf-8"))  # a thread writes the log
         process.rlimit(psutil.RLIMIT_FSIZE, limit)
         limit = process.rlimit(psutil.RLIMIT_NOFILE)
         time.sleep(0.5)
@@ -254,7 +254,7 @@ def test_full_disk_and_exhausted_files_are_server_errors(root: Path, tmp_path: P
         process.rlimit(psutil.RLIMIT_NOFILE, limit)
         time.sleep(0.1)
         assert request(service, "GET", LIST)[0] == 200
-        assert "Too many open files" in service.log.read_text()
+        assert "Too many open files" in service.log.read_text(encoding="utf-8")
 
 
 def test_every_listed_model_is_served_by_name_and_version(client: TestClient) -> None:

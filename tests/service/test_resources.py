@@ -309,10 +309,10 @@ def test_tag_changes_with_settings_and_templates(root: Path, tmp_path: Path) -> 
     ):
         tag = client.get("/method").headers["etag"]
         assert other.get("/method", headers={"if-none-match": tag}).status_code == 200
-    (tmp_path / "page.html").write_text("one")
+    (tmp_path / "page.html").write_text("one", encoding="utf-8")
     before = edition_of((tmp_path,), "{}")
     assert before == edition_of((tmp_path,), "{}")
-    (tmp_path / "page.html").write_text("two")
+    (tmp_path / "page.html").write_text("two", encoding="utf-8")
     assert before != edition_of((tmp_path,), "{}")
 
 
@@ -321,7 +321,7 @@ def test_changed_file_is_sent_again_and_a_removed_one_is_404(own_root: Path) -> 
     with reading(Settings(root=own_root)) as client:
         tag = client.get("/files/params.yaml").headers["etag"]
         assert client.get("/files/params.yaml", headers={"if-none-match": tag}).status_code == 304
-        file.write_text(f"# another one\n{file.read_text()}")
+        file.write_text(f"# another one\n{file.read_text(encoding='utf-8')}", encoding="utf-8")
         again = client.get("/files/params.yaml", headers={"if-none-match": tag})
         assert again.status_code == 200 and "# another one" in again.text
         file.unlink()
@@ -348,7 +348,7 @@ def test_trail_leads_from_a_checkpoint_to_data_and_machine(client: TestClient) -
 
 def test_committed_openapi_document_is_current(client: TestClient) -> None:
     """To update: `python -m service --openapi > docs/openapi.json`; API changes then show up in review."""
-    committed = json.loads((Path(__file__).resolve().parents[2] / "docs" / "openapi.json").read_text())
+    committed = json.loads((Path(__file__).resolve().parents[2] / "docs" / "openapi.json").read_text(encoding="utf-8"))
     assert client.get("/api/v1/openapi.json").json() == committed
 
 

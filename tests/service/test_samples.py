@@ -55,7 +55,7 @@ def test_only_placeholder_images_for_real_models_carry_a_warning(
     assert "Or choose placeholder images" in html and "says nothing about them" in html
     own = shutil.copytree(root, tmp_path / "root")
     info = own / "data" / "processed" / "cifar100" / "dataset.json"
-    info.write_text(info.read_text().replace('"embedded"', '"full"', 1))
+    info.write_text(info.read_text(encoding="utf-8").replace('"embedded"', '"full"', 1), encoding="utf-8")
     with reading(settings.model_copy(update={"root": own})) as served:
         html = served.get("/?dataset=cifar100").text
     assert "Or choose test images of CIFAR-100" in html and 'class="warning"' not in html
@@ -155,7 +155,7 @@ def test_samples_in_git_rank_between_the_whole_set_and_placeholders(
     packed = clone / "data" / "processed" / "mnist"
     shutil.copytree(REPOSITORY / "data" / "samples" / "mnist", packed)
     info = packed / "dataset.json"
-    info.write_text(info.read_text().replace('"subset"', f'"{provenance}"'))
+    info.write_text(info.read_text(encoding="utf-8").replace('"subset"', f'"{provenance}"'), encoding="utf-8")
     samples = Samples(clone, "mnist")
     assert samples.info.provenance == ("subset" if are_few else "full")
     assert (61 in samples, 5 in samples) == (are_few, not are_few), "positions refer to the set in use"

@@ -215,7 +215,7 @@ def test_trailer_is_not_used_as_header(service: Running) -> None:
     start = head("POST", PATH, "Transfer-Encoding: chunked", f"Content-Type: {HEADERS['Content-Type']}")
     end = b"%x\r\n%s\r\n0\r\nX-Request-ID: from-a-trailer\r\nConnection: close\r\n\r\n" % (len(FORM), FORM)
     assert exchange(service, start + end)[0] == 200
-    assert "from-a-trailer" not in service.log.read_text()
+    assert "from-a-trailer" not in service.log.read_text(encoding="utf-8")
 
 
 def test_pipelined_requests_of_unreading_client_use_bounded_memory(service: Running) -> None:
@@ -262,7 +262,7 @@ def test_half_closed_client_gets_responses_and_vanished_client_is_dropped(servic
 def logged(service: Running, identity: str) -> dict[str, Any]:
     """Return the log line of a request, which is written after its response."""
     for _ in range(200):
-        for line in map(json.loads, service.log.read_text().splitlines()):
+        for line in map(json.loads, service.log.read_text(encoding="utf-8").splitlines()):
             if line["message"] == "request" and line["request_id"] == identity:
                 return line
         time.sleep(0.05)

@@ -78,5 +78,5 @@ def test_held_gil_ends_the_process_with_its_stack_in_the_log(root: Path, tmp_pat
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    text = log.read_text()
+    text = log.read_text(encoding="utf-8")
     assert "Timeout (0:00:02)!" in text and "re/__init__.py" in text, text[-2000:]

@@ -99,7 +99,7 @@ def test_moved_file_is_found_by_its_new_name(tmp_path: Path, model: Model) -> No
 @pytest.mark.parametrize("end", ["time.sleep(600)", "sys.exit(3)"], ids=["killed", "exits"])
 def test_no_worker_outlives_its_server(tmp_path: Path, end: str) -> None:
     script = tmp_path / "server.py"
-    script.write_text(ORPHAN.format(end=end))
+    script.write_text(ORPHAN.format(end=end), encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     server = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
     assert server.stdout is not None

@@ -321,7 +321,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def specs(data: Path) -> tuple[RunSpec, ...]:
     model = ModelSpec(path="stages.papers.dac.mlp:MLP", arguments={"in_features": 3, "depth": 2, "width": 8})
-    digest = json.loads((data / "dataset.json").read_text())["digest"]
+    digest = json.loads((data / "dataset.json").read_text(encoding="utf-8"))["digest"]
     return tuple(
         RunSpec(model=model, protocol=PROTOCOL_RUNS, data_digest=digest, replicate=Replicate(seed=seed), code={})
         for seed in (4, 2)
@@ -346,10 +346,10 @@ def train(data: Path, store: Path, stop: threading.Event | None = None, stop_aft
 def outcome(store: Path, spec: RunSpec) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     folder = RunStore(store).published(spec.run_key)
     assert folder is not None
-    assert json.loads((folder / "spec.json").read_text()) == spec.to_dict()
+    assert json.loads((folder / "spec.json").read_text(encoding="utf-8")) == spec.to_dict()
     assert load_predictor(folder / "weights.safetensors").contract.run_key == spec.run_key
-    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    return json.loads((folder / "result.json").read_text()), history
+    history = [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+    return json.loads((folder / "result.json").read_text(encoding="utf-8")), history
 
 
 def test_every_run_of_a_stack_is_published_like_a_single_run(data: Path, whole: Path, tmp_path: Path) -> None:
@@ -475,7 +475,7 @@ def test_failing_single_network_blocks_no_other(data: Path, tmp_path: Path, monk
     first, second = specs(data)
     work = tmp_path / "store" / "work"
     work.mkdir(parents=True)
-    (work / first.run_key).write_text("a file where its scratch folder should be")
+    (work / first.run_key).write_text("a file where its scratch folder should be", encoding="utf-8")
     events = [event.kind for event in train(data, tmp_path / "store") if event.kind != "progress"]
     assert events == ["started", "failed", "finished"]
     assert RunStore(tmp_path / "store").published(second.run_key)

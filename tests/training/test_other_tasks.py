@@ -106,7 +106,7 @@ def train_task(spec: RunSpec, root: Path) -> tuple[Path, list[dict[str, float]]]
     store = RunStore(root / "store")
     outcome = train_run(Job(spec=spec, data=root / "parts", device="cpu"), store.scratch)
     folder = store.publish(spec.run_key, outcome.outcomes[spec.run_key])
-    return folder, [json.loads(row) for row in (folder / "history.jsonl").read_text().splitlines()]
+    return folder, [json.loads(row) for row in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(params=list(TASKS))
@@ -142,7 +142,9 @@ def test_task_trains_by_a_recipe_and_in_parts(tmp_path: Path, task: str) -> None
 def test_checkpoint_is_scored_as_scikit_learn_does(trained: Any) -> None:
     task, predictor, test, info, rows = trained
     assert rows[-1]["test_loss"] < rows[0]["test_loss"] and "val_loss" in rows[0]
-    values = {row.metric: row for row in score(predictor, test, info, PROTOCOL, rows, 7).metrics}
+    values = {
+        row.metric: row for row in score(predictor, test, info, dataclasses.replace(SPEC, task=task), rows, 7).metrics
+    }
     with torch.inference_mode():
         outputs = predictor.network(predictor.inputs(torch.from_numpy(test.images))).numpy()
     targets = targets_of(test.images, task)

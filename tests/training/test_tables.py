@@ -80,7 +80,7 @@ def test_worker_trains_a_table_whose_checkpoint_is_scored_by_mean_square(tmp_pat
     counts = FlopCounts(tmp_path / "flops.json")
     flops = counts.count(spec.model, info.shape, None)
     assert (flops, counts.added) == (flops_per_sample(predictor.network, info.shape), 0), "counted by the training"
-    scores = score(predictor, read_rows(folder, info, "test"), info, PROTOCOL, [], flops)
+    scores = score(predictor, read_rows(folder, info, "test"), info, spec, [], flops)
     values = {measurement.metric: measurement for measurement in scores.metrics}
     rows = line(300)
     with torch.inference_mode():
@@ -95,7 +95,7 @@ def test_worker_trains_a_table_whose_checkpoint_is_scored_by_mean_square(tmp_pat
         {"val_loss": 0.1, "test_loss": 0.3},
         {"val_loss": 0.3, "test_loss": 0.2},
     ]
-    watched = score(predictor, read_rows(folder, info, "test"), info, PROTOCOL, epochs, flops)
+    watched = score(predictor, read_rows(folder, info, "test"), info, spec, epochs, flops)
     selected = {measurement.metric: measurement.value for measurement in watched.metrics}
     assert (selected["selected_mse"], selected["selected_log_mse"]) == (0.3, math.log(0.3)), "not the lowest test error"
     assert selected["mse"] == values["mse"].value

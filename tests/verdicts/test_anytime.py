@@ -129,13 +129,18 @@ def test_rules_file_declares_any_time_and_a_count_of_wins_refuses_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "claims.csv").write_text(
-        "id,kind,metric,arm,baseline,printed\ngain,order,accuracy,ours,vit,\nwon,wins,accuracy,ours,vit,1 of 1\n"
+        "id,kind,metric,arm,baseline,printed\ngain,order,accuracy,ours,vit,\nwon,wins,accuracy,ours,vit,1 of 1\n",
+        encoding="utf-8",
     )
     rows = [f"ours,{seed},{value}" for seed, value in enumerate(RUNS)]
     rows += [f"vit,{seed},{value}" for seed, value in enumerate(OTHERS)]
-    (tmp_path / "results.csv").write_text("\n".join(["arm,seed,accuracy", *rows, "ours,99,0.1"]) + "\n")
-    rules = (ROOT / "params.yaml").read_text().replace("looks: {3: 0.2, 5: 0.4, 10: 0.4}", "looks: anytime")
-    (tmp_path / "rules.yaml").write_text(rules)
+    (tmp_path / "results.csv").write_text(
+        "\n".join(["arm,seed,accuracy", *rows, "ours,99,0.1"]) + "\n", encoding="utf-8"
+    )
+    rules = (
+        (ROOT / "params.yaml").read_text(encoding="utf-8").replace("looks: {3: 0.2, 5: 0.4, 10: 0.4}", "looks: anytime")
+    )
+    (tmp_path / "rules.yaml").write_text(rules, encoding="utf-8")
     arguments = [str(tmp_path / name) for name in ("claims.csv", "results.csv")]
     assert main(["judge", *arguments, "--rules", str(tmp_path / "rules.yaml")]) == 1
     shown = capsys.readouterr().out
@@ -156,7 +161,10 @@ def test_models_without_a_common_seed_cannot_be_compared_at_any_time() -> None:
 def test_project_that_plans_its_replicates_refuses_any_time(tmp_path: Path) -> None:
     copy_project(tmp_path)
     params = tmp_path / "params.yaml"
-    params.write_text(params.read_text().replace("looks: {3: 0.2, 5: 0.4, 10: 0.4}", "looks: anytime"))
+    params.write_text(
+        params.read_text(encoding="utf-8").replace("looks: {3: 0.2, 5: 0.4, 10: 0.4}", "looks: anytime"),
+        encoding="utf-8",
+    )
     with pytest.raises(ParamsError, match="looks"):
         load_params(tmp_path)
     assert RULES.looks == ANYTIME

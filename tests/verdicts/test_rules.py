@@ -12,7 +12,7 @@ from stages.rules import Rules
 from tests.verdicts.simulation import MARGINS, RULES
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCK = yaml.safe_load((ROOT / "params.yaml").read_text())["verdicts"]
+BLOCK = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))["verdicts"]
 
 
 def test_rules_list_every_family_of_orders() -> None:

@@ -113,13 +113,13 @@ def test_no_status_errs_more_often_than_its_level_in_many_experiments() -> None:
         by_statement = pool.map(partial(worst_rates, screened=SCREENED, confirmed=CONFIRMED), GENERATORS)
         worst = [one for found in by_statement for one in found]
     if write_soak_report("wind-tunnel", {"worst": [dataclasses.asdict(one) for one in worst]}):
-        PAGE.write_text(page_with(printed_table(worst)))
+        PAGE.write_text(page_with(printed_table(worst)), encoding="utf-8")
     assert too_high(worst) == []
 
 
 def page_with(table: str) -> str:
     """Return the page with its table replaced by this one."""
-    before, mark, after = PAGE.read_text().partition("<!-- wind tunnel: make soak -->\n")
+    before, mark, after = PAGE.read_text(encoding="utf-8").partition("<!-- wind tunnel: make soak -->\n")
     return before + mark + table + "\n<!-- end -->" + after.partition("\n<!-- end -->")[2]
 
 
@@ -129,7 +129,7 @@ def last_report(path: Path = REPORT) -> list[Worst]:
 
 def test_page_has_the_table_of_the_last_report() -> None:
     printed = printed_table(last_report())
-    assert PAGE.read_text() == page_with(printed)
+    assert PAGE.read_text(encoding="utf-8") == page_with(printed)
     assert [name for name in judging_functions() if f"`{name}`" not in printed] == []
     assert too_high(last_report()) == []
     at_risk = {(generator.statement, str(status)) for generator in GENERATORS.values() for status in generator.levels}

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(cpp.load_library(attention.SOURCE) is None, reas
 def small(tmp_path: Path) -> Path:
     """A source with one function, which compiles quickly."""
     source = tmp_path / "small.cpp"
-    source.write_text('#include "cpp.h"\nextern "C" int seven() { return 7; }')
+    source.write_text('#include "cpp.h"\nextern "C" int seven() { return 7; }', encoding="utf-8")
     return source
 
 
@@ -34,7 +34,7 @@ def test_changed_header_recompiles_the_library(tmp_path: Path, small: Path, monk
     built = []
     for addition in ("", "", "// another"):
         header = tmp_path / "cpp.h"
-        header.write_text(cpp._HEADER.read_text() + addition)
+        header.write_text(cpp._HEADER.read_text(encoding="utf-8") + addition, encoding="utf-8")
         with monkeypatch.context() as patch:
             patch.setattr(cpp, "_HEADER", header)
             assert cpp.load_library.__wrapped__(small) is not None
@@ -48,19 +48,21 @@ def test_concurrent_users_of_a_library_compile_it_once(
     compiler, compiled = tmp_path / "c++", tmp_path / "compiled"
     real = next(name for name in cpp._COMPILERS if shutil.which(name))
     note = f'case "$*" in *-shared*) sleep 0.3; echo once >>{compiled};; esac'
-    compiler.write_text(f'#!/bin/sh\n{note}\nexec {real} "$@"\n')
+    compiler.write_text(f'#!/bin/sh\n{note}\nexec {real} "$@"\n', encoding="utf-8")
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with ThreadPoolExecutor(3) as pool:  # opens the lock separately, like a process
         libraries = [*pool.map(cpp.load_library.__wrapped__, [small] * 3)]
     assert all(library is not None and library.seven() == 7 for library in libraries)
-    assert compiled.read_text() == "once\n"
+    assert compiled.read_text(encoding="utf-8") == "once\n"
 
 
 def test_killed_compiling_process_blocks_no_other(tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler, started = tmp_path / "c++", tmp_path / "started"
-    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-shared*) touch {started}; exec sleep 60;; esac\necho version\n')
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *-shared*) touch {started}; exec sleep 60;; esac\necho version\n', encoding="utf-8"
+    )
     compiler.chmod(0o755)
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "CXX": str(compiler), "PATH": os.environ["PATH"]}
     script = (
@@ -85,7 +87,7 @@ def test_libraries_are_stored_in_temporary_files_without_a_home(
     home: str, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even root can't write to this home, because its `.cache` is a file."""
-    (tmp_path / "home").write_text("")
+    (tmp_path / "home").write_text("", encoding="utf-8")
     (tmp_path / "temporary").mkdir()
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -106,7 +108,7 @@ def test_libraries_are_stored_in_temporary_files_without_a_home(
 def test_folder_writable_by_others_is_not_trusted(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "home").write_text("")
+    (tmp_path / "home").write_text("", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / f"claimcheck-{os.getuid()}"
@@ -125,7 +127,7 @@ def test_triton_cache_is_in_the_home_folder_if_writable(
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     home = tmp_path / "home"
-    home.mkdir() if is_writable else home.write_text("")
+    home.mkdir() if is_writable else home.write_text("", encoding="utf-8")
     monkeypatch.setenv("HOME", str(home))
     cpp.keep_triton_kernels()
     wanted = None if is_writable else str(tmp_path / "cache" / "claimcheck" / "triton")

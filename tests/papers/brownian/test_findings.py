@@ -62,7 +62,7 @@ def test_computed_numbers_equal_theory(found: dict[str, Finding]) -> None:
 
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "papers" / "brownian.md").read_text()
+PAGE = (ROOT / "docs" / "papers" / "brownian.md").read_text(encoding="utf-8")
 SHAPES = {"mnist": (1, 28, 10), "cifar10": (3, 32, 10), "cifar100": (3, 32, 100)}
 
 

@@ -189,7 +189,7 @@ def test_small_image_gives_the_cost_of_a_large_one(kind: type[nn.Module]) -> Non
 
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE = (DOCS / "papers" / "dac.md").read_text()
+PAGE = (DOCS / "papers" / "dac.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (VGG \S+|ResNet\S+(?: ×4)?) \| (\d+) \| (\d+) \| (.+) \|$", PAGE, flags=re.MULTILINE)
 
 
@@ -244,6 +244,6 @@ def test_epochs_and_steps_of_larger_images_equal_the_params() -> None:
     epochs = [params.experiments[name].printed.epochs for name in names]
     claim = next(claim for claim in read_claims(DOCS.parent / "data" / "claims.csv") if claim.metric == "steps")
     (steps,) = zip(*(param_values(replace(claim, experiment=name), params) for name in names), strict=True)
-    text = " ".join((DOCS.parent / "stages" / "papers" / "dac" / "deviations.yaml").read_text().split())
+    text = " ".join((DOCS.parent / "stages" / "papers" / "dac" / "deviations.yaml").read_text(encoding="utf-8").split())
     assert f"{epochs[0]} epochs, which are {steps[0]:,} and {steps[1]:,} steps, " in text
     assert epochs[2] == epochs[0] and "five folds, the epochs of Imagenette" in text

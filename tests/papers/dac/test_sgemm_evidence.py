@@ -22,7 +22,7 @@ from stages.results.tables import WORD_OF
 from stages.verdicts import Status
 from tests.project import REPOSITORY
 
-PAGE, README = ((REPOSITORY / name).read_text() for name in ("docs/papers/dac.md", "README.md"))
+PAGE, README = ((REPOSITORY / name).read_text(encoding="utf-8") for name in ("docs/papers/dac.md", "README.md"))
 TEXT = " ".join(PAGE.split())
 UNITS = (18, 25, 35, 50, 71, 100, 141, 200)
 DEPTHS = (5, 8)

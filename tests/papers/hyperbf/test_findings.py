@@ -81,7 +81,7 @@ def test_sizes_of_the_last_public_commit_would_not_match(monkeypatch: pytest.Mon
 
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "papers" / "hyperbf.md").read_text()
+PAGE = (ROOT / "docs" / "papers" / "hyperbf.md").read_text(encoding="utf-8")
 ROWS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "ViT 20": (ViT, VIT),
     "HyperBF 20": (HyperBF, HYPERBF),

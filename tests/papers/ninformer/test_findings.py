@@ -157,7 +157,7 @@ def test_cost_is_linear_but_weights_grow_with_the_tokens(found: dict[str, Findin
     assert finding.computed["weights_per_token_and_block"] * 4 * (64 - 49) == 2_646_026 - 2_584_526
 
 
-PAGE = (ROOT / "docs" / "papers" / "ninformer.md").read_text()
+PAGE = (ROOT / "docs" / "papers" / "ninformer.md").read_text(encoding="utf-8")
 
 
 def test_table_of_sizes_equals_the_code(params: Params, printed_models: dict[tuple[str, str], nn.Module]) -> None:

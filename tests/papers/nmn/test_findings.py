@@ -181,7 +181,7 @@ def test_saved_bytes_count_each_activation_once() -> None:
 
 
 def test_page_states_every_status(found: dict[str, Finding]) -> None:
-    page = PAGE.read_text()
+    page = PAGE.read_text(encoding="utf-8")
     for claim, finding in found.items():
         assert f"| `{claim}` | {finding.status} |" in page
     computed = found["nmn.flops.nmn"].computed
@@ -204,7 +204,7 @@ def test_findings_refer_to_claims_in_the_claims_file(found: dict[str, Finding]) 
 
 
 DOCS = Path(__file__).parents[3] / "docs"
-TEXT = (DOCS / "papers" / "nmn.md").read_text()
+TEXT = (DOCS / "papers" / "nmn.md").read_text(encoding="utf-8")
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"vocabulary_size": 50257, "context": 1024, "width": 768, "depth": 12, "num_heads": 12},
     "corpus": {"vocabulary_size": 4096, "context": 256, "width": 256, "depth": 6, "num_heads": 8},

@@ -1,0 +1,90 @@
+"""Metrics of a user's own: functions and classes of other packages, as an experiment's file names them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import TypeAdapter
+
+from stages.params.callables import first_parameters
+from stages.params.plugins import address_of
+from stages.params.schema import ParamsError, check_keywords, validate
+from stages.run import STRICT
+
+Takes = Literal["predictions", "probabilities", "positive"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnMetric:
+    """A metric that `evaluate` computes by calling `address`, a `package.module:name`, with its `arguments`.
+
+    `takes`: what it gets besides the true classes, labels, pixels or numbers: `predictions` of them, `probabilities` of
+    all classes or labels, or of two classes those of the second, the `positive` one.  `range`: smallest and largest
+    possible value, None if there is no limit.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    address: str
+    takes: Takes
+    unit: str
+    better: Literal["higher", "lower"]
+    range: tuple[float | None, float | None]
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """What determines the number: two results that differ in it have other metrics, whatever their names."""
+        return {"address": self.address, "takes": self.takes, "arguments": dict(self.arguments)}
+
+    def holds(self, value: float) -> bool:
+        """Return True if the value is in the range, up to rounding."""
+        low, high = self.range
+        return (low is None or value >= low - 1e-6) and (high is None or value <= high + 1e-6)
+
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_OWN = {field.name for field in dataclasses.fields(OwnMetric)} - {"address", "arguments"}
+
+
+def read_metrics(written: Mapping[str, Mapping[str, Any]], source: Any, path: Path) -> dict[str, OwnMetric]:
+    """Read the metrics of an experiment on the data set `source`; keys that aren't ours are arguments.
+
+    Raises:
+        ParamsError: a name can't be used, there is no such callable, it has no such argument, or the data lack what it
+            takes.
+    """
+    return {name: _read(name, fields, source, path) for name, fields in written.items()}
+
+
+def _read(key: str, fields: Mapping[str, Any], source: Any, path: Path) -> OwnMetric:
+    place = f"metrics.{key}"
+    if not _NAME.fullmatch(key):
+        raise ParamsError(f"{path}: {place}: a metric's name has small letters, digits and underscores")
+    if "name" not in fields:
+        raise ParamsError(f"{path}: {place}.name is missing; expected package.module:name")
+    address = address_of("metrics", str(fields["name"]), (), path, f"{place}.name")
+    arguments = {name: value for name, value in fields.items() if name not in {"name", *_OWN}}
+    own = {name: value for name, value in fields.items() if name in _OWN}
+    metric = validate(TypeAdapter(OwnMetric), {"address": address, "arguments": arguments, **own}, path, place)
+    # A class is built with the arguments alone; a function gets the rows as its first two.
+    check_keywords(address, arguments, path, place, given=first_parameters(address, 2))
+    low, high = metric.range
+    if low is not None and high is not None and low >= high:
+        raise ParamsError(f"{path}: {place}.range is {[low, high]}; expected the smaller number first")
+    if metric.unit == "fraction" and metric.range != (0, 1):
+        raise ParamsError(f"{path}: {place}.range is {[low, high]}; a fraction's is [0, 1]; another unit may be ''")
+    if source.kind == "text":
+        raise ParamsError(f"{path}: {place}: texts have no metrics of one's own, but loss and perplexity")
+    has_shares = source.kind == "images" and source.task is None
+    takes = ["predictions"]
+    takes += ["probabilities"] if has_shares or source.task == "multi-label" else []
+    takes += ["positive"] if has_shares and source.classes == 2 else []
+    if metric.takes not in takes:
+        known = " or ".join(takes)
+        raise ParamsError(f"{path}: {place}.takes is {metric.takes!r}; these data have {known}")
+    return metric

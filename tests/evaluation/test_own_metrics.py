@@ -1,0 +1,304 @@
+"""Metrics of installed distributions: what they are called with, what the result line says, and how they fail."""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from sklearn.metrics import cohen_kappa_score, r2_score, roc_auc_score
+
+from service.settings import Settings
+from stages.claims.lines import FAULT
+from stages.evaluate import INCOMPLETE, main
+from stages.evaluation.own_metrics import measure_own
+from stages.evaluation.scores import auroc
+from stages.params.experiment import ParamsError, load_params
+from stages.params.metrics import OwnMetric, read_metrics
+from stages.params.stage_inputs import stage_inputs
+from stages.recording.builder import record
+from stages.recording.sources import find_results, read_placed_claims
+from stages.runs.evidence import Measurement, ResultLine, read_lines
+from tests.datasets.tiny import declare
+from tests.project import EXPERIMENT, edit, make_project
+from tests.service.conftest import reading
+from tests.test_evaluate import on_cpu, train
+from tests.test_plugins import Install, install  # noqa: F401  (a fixture)
+
+CODE = """
+class Shares:
+    def __init__(self, base=0.0):
+        self.total = base
+
+    def update(self, preds, target):
+        preds.zero_()  # the next metric has its own copy
+        self.total += len(target)
+
+    def compute(self):
+        return self.total / 32
+
+def agreement(preds, target):
+    return (preds == target).float().mean()
+
+def broken(y_true, y_pred):
+    raise RuntimeError("no luck\\nsecond line")
+
+def per_class(y_true, y_pred):
+    return [0.1, 0.2]
+
+def undefined(y_true, y_pred):
+    return float("nan")
+
+def nothing(y_true, y_pred):
+    return None
+
+def far(y_true, y_pred):
+    return 7
+"""
+OFFERED = {"metrics": {"agreement": "agreement", "shares": "Shares"}}
+PLAIN = {"takes": "predictions", "unit": "fraction", "better": "higher", "range": [0, 1]}
+KAPPA = PLAIN | {"name": "sklearn.metrics:cohen_kappa_score", "unit": "", "range": [-1, 1]}
+GOOD = {
+    "agreement": PLAIN | {"name": "agreement"},
+    "shares": PLAIN | {"name": "shares", "base": 0.0},
+    "kappa": KAPPA,
+    "log_loss": {"name": "sklearn.metrics:log_loss", "takes": "probabilities", "labels": [*range(10)]}
+    | {"unit": "nats", "better": "lower", "range": [0, None]},
+}
+BAD = {
+    "broken": "RuntimeError: no luck",
+    "per_class": r"it gives an array of shape \[2\]; expected one number, such as a mean over the classes",
+    "undefined": "it is nan; it may be undefined on these rows",
+    "nothing": "it gives None; expected one number",
+    "far": r"it is 7, outside of its range \[0.0, 1.0\]",
+    "accuracy": "evaluation has a metric of this name",
+}
+PATH = Path("params.yaml")
+CLAIMS = f"""
+id,paper,place,experiment,arm,metric,kind,value,unit,precision,stderr,n,baseline_arm,better,note
+toy.kappa,ninformer,Table 1,{EXPERIMENT},vit,kappa,value,0.25,,,,,,higher,
+toy.order,ninformer,Table 1,{EXPERIMENT},ninformer,kappa,order,0.25,,,,,vit,higher,
+toy.percent,ninformer,Table 1,{EXPERIMENT},vit,kappa,value,25,,,,,,higher,
+toy.direction,ninformer,Table 1,{EXPERIMENT},vit,kappa,value,0.25,,,,,,lower,
+toy.unit,ninformer,Table 1,{EXPERIMENT},vit,kappa,value,0.25,fraction,,,,,higher,
+toy.name,ninformer,Table 1,{EXPERIMENT},vit,kapa,value,0.25,,,,,,higher,
+""".lstrip()
+
+
+def declared(metrics: dict[str, dict[str, Any]], **fields: Any) -> dict[str, OwnMetric]:
+    source = declare("npz", (1, 4, 4), classes=2, train=6, test=4)
+    return read_metrics(metrics, replace(source, **fields), PATH)
+
+
+@pytest.fixture
+def lab(install: Install) -> Install:  # noqa: F811
+    install("metrics-of-a-lab", "1.0", "lab_metrics", OFFERED, code=CODE)
+    return install
+
+
+def computed(metrics: dict[str, OwnMetric], **rows: Any) -> tuple[dict[str, float], dict[str, str]]:
+    found, faults = measure_own(metrics, {name: np.array(values) for name, values in rows.items()}, [], 4)
+    return {row.metric: row.value for row in found}, faults
+
+
+def test_metrics_get_what_they_take() -> None:
+    draw = np.random.default_rng(0)
+    labels, shares = draw.integers(3, size=60), draw.dirichlet(np.ones(3), 60).astype(np.float32)
+    area = PLAIN | {"takes": "probabilities"}
+    metrics = declared(
+        {
+            "kappa": KAPPA,
+            "area": area | {"name": "sklearn.metrics:roc_auc_score", "multi_class": "ovr"},
+        },
+        classes=3,
+    )
+    values, faults = computed(metrics, true=labels, predictions=shares.argmax(1), probabilities=shares)
+    assert not faults
+    assert values["kappa"] == cohen_kappa_score(labels, shares.argmax(1))
+    assert values["area"] == pytest.approx(auroc(shares, labels), rel=1e-6)
+    positive = declared({"area": area | {"name": "sklearn.metrics:roc_auc_score", "takes": "positive"}})
+    values, _ = computed(positive, true=labels > 0, positive=1 - shares[:, 0])
+    assert values["area"] == roc_auc_score(labels > 0, 1 - shares[:, 0])
+    r2 = {"r2": KAPPA | {"name": "sklearn.metrics:r2_score", "range": [None, 1]}}
+    values, _ = computed(declared(r2, task="regression"), true=labels, predictions=shares[:, 0])
+    assert values["r2"] == r2_score(labels, shares[:, 0])
+
+
+@pytest.mark.slow  # torchmetrics takes seconds to import
+@pytest.mark.parametrize(
+    "name", ["classification:MulticlassAUROC", "functional.classification:multiclass_auroc"], ids=["class", "function"]
+)
+def test_metrics_of_torchmetrics_get_tensors(name: str) -> None:
+    draw = np.random.default_rng(0)
+    labels, shares = draw.integers(3, size=60), draw.dirichlet(np.ones(3), 60).astype(np.float32)
+    fields = PLAIN | {"takes": "probabilities", "name": f"torchmetrics.{name}", "num_classes": 3}
+    values, faults = computed(declared({"area": fields}, classes=3), true=labels, probabilities=shares)
+    assert not faults and values["area"] == pytest.approx(auroc(shares, labels), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("metric", "fields", "words"),
+    [
+        ({"name": "sklearn.metrics:cohen_kapa_score"}, {}, r"metrics.m.name is .*did you mean cohen_kappa_score"),
+        ({"name": "agrement"}, {}, r"metrics.m.name is 'agrement' \(did you mean agreement\?\)"),
+        ({"name": None}, {}, "metrics.m.name is 'None'"),
+        ({"betta": 2}, {}, r"unknown key metrics.m.betta \(did you mean beta\?\)"),
+        ({"better": "up"}, {}, "metrics.m.better is 'up'; input should be 'higher' or 'lower'"),
+        ({"takes": "scores"}, {}, "metrics.m.takes is 'scores'; input should be 'predictions', 'probabilities' or"),
+        ({"range": [1, 0]}, {}, r"metrics.m.range is \[1.0, 0.0\]; expected the smaller number first"),
+        ({"range": [0, 100]}, {}, r"metrics.m.range is \[0.0, 100.0\]; a fraction's is \[0, 1\]"),
+        ({"takes": "positive"}, {"classes": 3}, "'positive'; these data have predictions or probabilities"),
+        ({"takes": "probabilities"}, {"task": "regression"}, "'probabilities'; these data have predictions"),
+        ({"takes": "probabilities"}, {"task": "segmentation"}, "'probabilities'; these data have predictions"),
+        ({}, {"kind": "text"}, "texts have no metrics of one's own"),
+    ],
+)
+@pytest.mark.usefixtures("lab")
+def test_wrong_metric_is_refused_when_params_are_read(
+    metric: dict[str, Any], fields: dict[str, Any], words: str
+) -> None:
+    plain = PLAIN | {"name": "sklearn.metrics:fbeta_score", "beta": 1.0}
+    declared({"m": plain})
+    with pytest.raises(ParamsError, match=words):
+        declared({"m": plain | metric}, **fields)
+    for field in PLAIN:
+        with pytest.raises(ParamsError, match=f"metrics.m.{field} is missing"):
+            declared({"m": {name: value for name, value in plain.items() if name != field}})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    project = make_project(tmp_path_factory.mktemp("metrics") / "project", epochs=1, steps_per_epoch=1)
+    with pytest.MonkeyPatch.context() as patch:
+        on_cpu(patch, project)
+        assert train()
+    return project
+
+
+@pytest.fixture
+def project(trained: Path, lab: Install, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    on_cpu(monkeypatch, trained)
+    yield trained
+    edit(trained / f"params/{EXPERIMENT}.yaml", lambda file: file.pop("metrics", None))
+
+
+def declare_metrics(project: Path, metrics: dict[str, Any]) -> None:
+    edit(project / f"params/{EXPERIMENT}.yaml", lambda file: file.update(metrics=metrics))
+
+
+def lines() -> list[ResultLine]:
+    return read_lines(Path("data/results") / f"{EXPERIMENT}.jsonl", ResultLine)
+
+
+def own_rows(line: ResultLine) -> dict[str, Measurement]:
+    return {row.metric: row for row in line.metrics if row.by is not None}
+
+
+def test_own_metrics_are_in_result_lines_database_and_answers(
+    project: Path, lab: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = stage_inputs(load_params(project))
+    assert main([EXPERIMENT]) == 0
+    plain = lines()
+    declare_metrics(project, GOOD)
+    after = stage_inputs(load_params(project))
+    assert [name for name in before if before[name].params != after[name].params] == [
+        *("analyse", "record", f"evaluate@{EXPERIMENT}")
+    ]
+    assert {"sklearn.metrics", "lab_metrics"} <= {*after[f"evaluate@{EXPERIMENT}"].roots}
+    assert main([EXPERIMENT]) == 0
+    capsys.readouterr()
+    assert main([EXPERIMENT]) == 0 and capsys.readouterr().out.count("measured before") == 2
+    for line, same in zip(lines(), plain, strict=True):
+        rows, values = own_rows(line), {row.metric: row.value for row in line.metrics}
+        assert replace(line, metrics=tuple(row for row in line.metrics if row.by is None)) == same
+        assert rows.keys() == GOOD.keys() and {row.n for row in rows.values()} == {16}
+        assert rows["agreement"].value == pytest.approx(values["accuracy"])
+        assert rows["shares"].value == 0.5
+        assert rows["log_loss"].value == pytest.approx(values["loss"], rel=1e-5)
+        assert rows["agreement"].by == {
+            "address": "lab_metrics:agreement",
+            "arguments": {},
+            "takes": "predictions",
+            "code": {"lab_metrics": "metrics-of-a-lab==1.0"},
+        }
+        assert rows["log_loss"].by and rows["log_loss"].by["arguments"] == {"labels": [*range(10)]}
+    lab("metrics-of-a-lab", "1.1", "lab_metrics", OFFERED, code=CODE)
+    assert main([EXPERIMENT]) == 0 and "measured before" not in capsys.readouterr().out
+    assert {own_rows(line)["agreement"].by["code"]["lab_metrics"] for line in lines()} == {"metrics-of-a-lab==1.1"}  # type: ignore[index]
+    (project / "data/claims.csv").write_text(CLAIMS, encoding="utf-8")
+    record(project, "data/results.db")
+    with reading(Settings(root=project, database="data/results.db")) as client:
+        check_answers(client)
+    placed = {claim.id: claim.reason for claim in read_placed_claims(project, load_params(project))}
+    assert {name: "" if not reason else reason.removeprefix(FAULT) for name, reason in placed.items()} == {
+        "toy.kappa": "",
+        "toy.order": "",
+        "toy.percent": "value is 25; the range of kappa is [-1.0, 1.0]",
+        "toy.direction": "better is lower; higher is better for kappa",
+        "toy.unit": "unit is 'fraction'; kappa is in no unit: leave it empty",
+        "toy.name": "metric is 'kapa'; did you mean kappa?",
+    }
+
+
+def check_answers(client: TestClient) -> None:
+    for run in client.get("/api/v1/runs").json():
+        assert {row["metric"] for row in run["metrics"]} >= GOOD.keys()
+    found = client.get("/compare?metric=kappa", headers={"accept": "application/json"}).json()["comparisons"][0]
+    assert found["metric"].items() >= {"name": "kappa", "title": "Kappa", "better": "higher"}.items()
+    for page in ("/compare?metric=kappa", "/leaderboard?dataset=mnist&metric=kappa", f"/experiments/{EXPERIMENT}"):
+        answer = client.get(page, headers={"accept": "text/html"})
+        assert answer.status_code == 200 and ("Kappa" in answer.text or "metric" not in page), page
+    unknown = client.get("/compare?metric=kapa", headers={"accept": "application/json"})
+    assert unknown.status_code == 422 and "kappa" in unknown.text
+
+
+def test_failing_metric_is_named_and_others_are_kept(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {name: "lab_metrics:agreement" if name == "accuracy" else f"lab_metrics:{name}" for name in BAD}
+    declare_metrics(project, {"kappa": KAPPA} | {name: PLAIN | {"name": address} for name, address in names.items()})
+    for _ in range(2):  # a failure isn't cached
+        assert main([EXPERIMENT]) == INCOMPLETE
+        error = capsys.readouterr().err
+        for name, words in BAD.items():
+            assert re.search(f"metric {name}: {words}", error), (name, error)
+        assert "ninformer.0, vit.0" in error and "all other metrics are in" in error
+    for line in lines():
+        assert own_rows(line).keys() == {"kappa"} and "accuracy" in {row.metric for row in line.metrics}
+
+
+def test_metric_with_other_arguments_is_another_one(project: Path) -> None:
+    """Numbers that were measured under an earlier definition count for no claim."""
+    declare_metrics(project, {"f": PLAIN | {"name": "sklearn.metrics:fbeta_score", "beta": 1, "average": "macro"}})
+    assert main([EXPERIMENT]) == 0
+    content = hashlib.sha256(Path(f"data/results/{EXPERIMENT}.jsonl").read_bytes()).hexdigest()
+
+    def measured() -> set[str]:
+        found, _ = find_results(project, load_params(project))
+        return {row.metric for trial in found for row in trial.result.metrics if row.by}
+
+    assert measured() == {"f"}
+    declare_metrics(project, {"f": PLAIN | {"name": "sklearn.metrics:fbeta_score", "beta": 2, "average": "macro"}})
+    assert measured() == set()
+    declare_metrics(project, {})
+    assert measured() == set()
+    assert hashlib.sha256(Path(f"data/results/{EXPERIMENT}.jsonl").read_bytes()).hexdigest() == content
+
+
+def test_metric_has_one_unit_and_direction_in_all_experiments(project: Path) -> None:
+    declare_metrics(project, {"kappa": KAPPA})
+    edit(project / "params.yaml", lambda index: index["experiments"].update(other=index["experiments"][EXPERIMENT]))
+    (project / "params/other.yaml").write_text(f"like: {EXPERIMENT}\n", encoding="utf-8")
+    try:
+        assert load_params(project).experiments["other"].metrics.keys() == {"kappa"}
+        (project / "params/other.yaml").write_text(
+            f"like: {EXPERIMENT}\nmetrics: {{kappa: {KAPPA | {'better': 'lower'}}}}\n", encoding="utf-8"
+        )
+        with pytest.raises(ParamsError, match=f"metrics.kappa has another unit or better than in .*{EXPERIMENT}"):
+            load_params(project)
+    finally:
+        edit(project / "params.yaml", lambda index: index["experiments"].pop("other"))
+        (project / "params/other.yaml").unlink()
