@@ -7,6 +7,7 @@ and more bytes than an honest archive of that size unpacks to.
 from __future__ import annotations
 
 import io
+import lzma
 import re
 import stat
 import struct
@@ -21,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from stages.datasets.packed import ImageSet
 from stages.datasets.verified import DatasetError, chunks_of
@@ -55,15 +56,18 @@ class Member:
         try:
             with closing(self.open_content()) as content:
                 yield from chunks_of(content)
-        # zipfile raises RuntimeError if it can't decrypt or decompress.
-        except (*UNREADABLE, RuntimeError) as error:
+        except UNREADABLE as error:
             raise DatasetError(f"{self.where}: can't be read ({error})") from None
 
     def read(self) -> bytes:
         return b"".join(self.chunks())
 
 
-UNREADABLE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError)
+UNREADABLE = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError),
+    # zipfile and tarfile read damaged headers without a check, and can't decrypt.
+    *(ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, MemoryError),
+)
 
 
 def walk(archive: Path) -> Iterator[Member]:
@@ -173,9 +177,16 @@ def _opened(content: bytes, where: str, formats: tuple[str, ...]) -> Iterator[Im
             if width * height > MAX_PIXELS:
                 raise DatasetError(f"{where}: {width} x {height} pixels; no picture here has more than {MAX_PIXELS:,}")
             yield picture
-    except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
+    except DatasetError:
+        raise
+    except Exception as error:  # noqa: BLE001  (Pillow's decoders don't say which errors a damaged picture raises)
         kind = "JPEG " if formats == ("JPEG",) else ""
-        raise DatasetError(f"{where}: not a whole {kind}picture ({error})") from None
+        raise DatasetError(f"{where}: not a whole {kind}picture ({_describe(error)})") from None
+
+
+def _describe(error: Exception) -> str:
+    """Describe an error of Pillow without the address of an object, which differs at every run."""
+    return "of no known format" if isinstance(error, UnidentifiedImageError) else str(error) or type(error).__name__
 
 
 def upright_size(content: bytes) -> tuple[int, int]:
@@ -189,8 +200,8 @@ def size_of(member: Member) -> tuple[int, int]:
     try:
         with closing(member.open_content()) as content, Image.open(content, formats=("JPEG",)) as picture:
             return picture.size
-    except (*UNREADABLE, RuntimeError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
-        raise DatasetError(f"{member.where}: not a whole JPEG picture ({error})") from None
+    except (*UNREADABLE, SyntaxError, Image.DecompressionBombError) as error:
+        raise DatasetError(f"{member.where}: not a whole JPEG picture ({_describe(error)})") from None
 
 
 def _middle(picture: Image.Image, side: int) -> Image.Image:

@@ -5,9 +5,7 @@ All are packed in int64 [N, ...], as classes are, so that one format, which ever
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from numbers import Real
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,6 +13,9 @@ import numpy as np
 
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
+
+GREATEST = float(np.finfo(np.float32).max)
+"""Greatest number that training, which is in float32, can read."""
 
 
 def is_mask(name: str) -> bool:
@@ -103,7 +104,7 @@ def match_labels(
     """
     import pandas as pd  # half a second
 
-    names, frame = frame[frame.columns[0]].astype(str), frame[[*columns]]
+    names, frame = frame[frame.columns[0]].map(str), frame[[*columns]]
     frame = frame.apply(pd.to_numeric, errors="coerce").fillna(frame)  # what is no number stays, for the message
     values = encode_targets(frame.to_numpy(), source, columns, str(path))
     by_ending: dict[str, list[str]] = {}
@@ -133,6 +134,14 @@ def collect_labels(cells: Mapping[str, Any], source: DatasetSource) -> tuple[tup
     columns = source.target if isinstance(source.target, tuple) else tuple(map(str, range(source.classes)))
     if source.task == "multi-label" and not isinstance(source.target, tuple):
         known = sorted({label for cell in cells.values() for label in cell})
+        is_twice = [name for name, cell in cells.items() if len({*cell}) < len(cell)]
+        is_full = [name for name, cell in cells.items() if len(cell) == source.classes]
+        if is_twice or len(is_full) == len(cells):
+            what = f"a label is twice in {is_twice[0]}" if is_twice else "every picture has every label"
+            raise DatasetError(
+                f"lists of labels: {what}; a list has the names or numbers of a picture's labels; instead of a 0 or 1 "
+                "for each label, write a column for each, and declare their names as `target`"
+            )
         columns = tuple(name for _, name in known)
         cells = {name: [label in cell for label in known] for name, cell in cells.items()}
     labels = {}
@@ -154,15 +163,23 @@ def encode_targets(values: np.ndarray, source: DatasetSource, columns: Sequence[
         named = f" ({', '.join(columns)})" if columns else ""
         raise DatasetError(f"{where}: labels are {values.shape}{named}; params.yaml declares classes: {source.classes}")
     is_number = source.task == "regression"
-    is_wrong = np.vectorize(_is_no_number, [bool])(values) if is_number else (values != 0) & (values != 1)
-    for row, column in np.argwhere(is_wrong)[:1]:
-        name, expected = columns[column] if columns else column, "a finite number" if is_number else "0 or 1"
+    if values.dtype.kind in "biuf":
+        is_right = abs(values) <= GREATEST if is_number else np.isin(values, (0, 1))
+    else:
+        check = _is_number if is_number else _is_label
+        is_right = np.array([check(value) for value in values.flat], dtype=bool).reshape(values.shape)
+    for row, column in np.argwhere(~is_right)[:1]:
+        name, expected = columns[column] if columns else column, "a finite number of float32" if is_number else "0 or 1"
         raise DatasetError(f"{where}: row {row} of label {name} is {values[row, column]}; expected {expected}")
     return values.astype("<f8").view("<i8") if is_number else values.astype(np.int64)
 
 
-def _is_no_number(value: Any) -> bool:
-    return not isinstance(value, Real | np.bool_) or not math.isfinite(value)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number | np.bool_) and bool(-GREATEST <= value <= GREATEST)
+
+
+def _is_label(value: Any) -> bool:
+    return isinstance(value, int | float | np.number | np.bool_) and value in (0, 1)
 
 
 def rarest_labels(labels: dict[str, np.ndarray]) -> dict[str, str]:

@@ -179,20 +179,21 @@ def check_classes(labels: np.ndarray, classes: tuple[str, ...], where: str) -> N
         raise DatasetError(f"{where}: no image of {named}")
 
 
-def find_shared(train: ImageSet, test: ImageSet) -> list[tuple[int, int]]:
-    """Return (training row, test row) of every test image whose pixels are those of a training image."""
-    rows = {blake2b(image.tobytes(), digest_size=16).digest(): row for row, image in enumerate(train.images)}
-    keys = (blake2b(image.tobytes(), digest_size=16).digest() for image in test.images)
+def find_shared(train: np.ndarray, test: np.ndarray) -> list[tuple[int, int]]:
+    """Return (training row, test row) of every row of `test` [N, ...] that is also in `train`."""
+    rows = {blake2b(one.tobytes(), digest_size=16).digest(): row for row, one in enumerate(train)}
+    keys = (blake2b(one.tobytes(), digest_size=16).digest() for one in test)
     return [(rows[key], row) for row, key in enumerate(keys) if key in rows]
 
 
-def check_shared(shared: list[tuple[int, int]], allowed: int, dataset: str) -> None:
-    """Check that no more test images are in the training set than in the official sets."""
+def check_shared(shared: list[tuple[int, int]], allowed: int, dataset: str, what: str = "image") -> None:
+    """Check that no more test images or rows are in the training set than in the official sets."""
     if len(shared) > allowed:
         train_row, test_row = shared[0]
         raise DatasetError(
-            f"{dataset}: {len(shared)} test images are in the training set, too ({allowed} expected); "
-            f"first: test image {test_row} is training image {train_row}"
+            f"{dataset}: {len(shared)} test {what}s are in the training set, too ({allowed} expected); "
+            f"first: test {what} {test_row} is training {what} {train_row}; remove them, or, if they are published "
+            "so, declare their number as `shared_images`"
         )
 
 

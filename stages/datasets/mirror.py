@@ -128,7 +128,6 @@ def copy_to_mirror(source: DatasetSource, downloads: Path, target: Path) -> Mirr
 
 
 @in_one_line("mirror")
-@in_one_line("mirror")
 def main(arguments: list[str]) -> int:
     """Write a mirror of every data set that is in the downloads."""
     if len(arguments) != 1:

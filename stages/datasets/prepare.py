@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.datasets import isic2019, own, text
+from stages.datasets import isic2019, own, tables, text
 from stages.datasets.image_readers import (
     CIFAR10,
     CIFAR100,
@@ -69,7 +69,7 @@ def prepare(source: DatasetSource, manifest: Manifest, home: Path, target: Path)
     if not is_listed:
         source = replace(source, files=tuple(SourceFile(name=file.name) for file in manifest.files))
     if source.kind == "table" and source.reader != "sgemm":
-        return own.prepare_own_table(source, manifest, folder, target, is_listed=is_listed)
+        return tables.prepare_own_table(source, manifest, folder, target, is_listed=is_listed)
     if source.kind == "table":
         return prepare_table(source, manifest, folder, target)
     if source.kind == "text":
@@ -100,7 +100,7 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
         excluded = len(test) - len(kept)
         test = ImageSet(images=test.images[kept], labels=test.labels[kept])
         _check_labels(test.labels, source, classes, f"{manifest.dataset}, test")
-    shared = find_shared(train, test)
+    shared = find_shared(train.images, test.images)
     if manifest.source != "embedded":
         # Without a count, official files are taken as they are; other files may share none.
         is_published = manifest.source == "official" and source.reader in READERS
@@ -163,9 +163,11 @@ def _read_checked(
         raise DatasetError(
             f"{manifest.dataset}: {len(reader.classes)} class names; params.yaml declares {source.classes}"
         )
-    # Only a split without official digests may be partial: a mirror's subset declares so by its files.
+    # Only a split without official digests may be partial: a mirror's subset declares so by its files.  A user's own
+    # files have all that are declared, but for those that are left out by choice.
     is_official = all(file.matches_official for file in manifest.files if file.name in reader.files[split])
-    check_split(images, split, source, f"{manifest.dataset}, {split}", may_be_part=not is_official)
+    may_be_part = not is_official and (source.reader not in own.IMAGES or source.broken == "skip")
+    check_split(images, split, source, f"{manifest.dataset}, {split}", may_be_part=may_be_part)
     _check_labels(images.labels, source, reader.classes, f"{manifest.dataset}, {split}")
     return images
 

@@ -119,8 +119,12 @@ def pack_table(
     std: tuple[float, ...],
     note: str | None,
     target: Path,
+    shared: int = 0,
 ) -> PackedInfo:
-    """Write the splits of a table, standardised by `mean` and `std`, and their description into `target`."""
+    """Write the splits of a table, standardised by `mean` and `std`, and their description into `target`.
+
+    `shared`: how many test rows are training rows, too; rows of SGEMM are checked to be different.
+    """
     train, test = len(splits["train"].targets), len(splits["test"].targets)
     info = PackedInfo(
         dataset=manifest.dataset,
@@ -134,7 +138,7 @@ def pack_table(
         test_rows=None,
         excluded_test_images=0,
         source=manifest.source,
-        shared_test_images=0,
+        shared_test_images=shared,
         mean=mean,
         std=std,
         split_note=note,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path, PurePosixPath
@@ -26,8 +27,9 @@ from stages.params.schema import nearest
 class Picture(NamedTuple):
     """A picture that isn't read yet.
 
-    `label`: the number of its class, 0 if classes have only names, and the name.  `split`: the one of `SPLITS` that its
-    file names, or nothing.  `value`: its labels or numbers, if a task has them.  `is_mask`: it has classes of pixels.
+    `label`: the number of its class, 0 if classes have only names, and the name.  `split`: the one that its file's path
+    names, as `split_of` returns it.  `value`: its labels or numbers, if a task has them.  `is_mask`: it has classes of
+    pixels.
     """
 
     name: str
@@ -41,9 +43,11 @@ Pictures = Iterator[tuple[Picture, Callable[[], bytes]]]
 """Pictures, each with what reads its content."""
 
 
-SPLITS = ("train", "test", "val", "valid", "validation")
-SPLIT_OF = {name: name for name in SPLITS} | {"training": "train", "testing": "test"}
-_SPLIT = re.compile(rf"(?<![a-z])(?:{'|'.join(SPLIT_OF)})(?![a-z])")
+SPLITS = ("train", "test", "holdout", "val", "valid", "validation", "dev")
+"""Names of splits: of training rows, then of test rows, the first of which wins."""
+_SPLIT_OF = {name: name for name in SPLITS} | {"training": "train", "testing": "test"}
+_SPLIT_OF |= {"trainset": "train", "testset": "test"}
+_SPLIT = re.compile(rf"(?<![a-z])(?:{'|'.join(_SPLIT_OF)})(?![a-z])")
 _ROWS = 32  # at a time, because a small Parquet file may unpack to long rows, and an Arrow file be one batch
 _SAMPLE = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
 _PARTS, _MASKS = (*PICTURES, ".cls", ".json"), (".seg.png", ".mask.png")
@@ -86,6 +90,16 @@ def read_huggingface(folder: Path, files: Sequence[str], source: DatasetSource) 
                 row += 1
 
 
+def refuse_duplicates(columns: Iterable[Any], path: Path) -> None:
+    """Check that the columns of a table have different names.
+
+    Raises:
+        DatasetError: two have the same one.
+    """
+    if twice := [name for name, count in Counter(map(str, columns)).items() if count > 1]:
+        raise DatasetError(f"{path}: has several columns called {twice[0]!r}; rename them, or leave all but one out")
+
+
 def is_table(file: str) -> bool:
     """Return True for a file of rows: `map` of the package `datasets` leaves others, in its cache."""
     return file.endswith((".arrow", ".parquet")) and not PurePosixPath(file).name.startswith("cache-")
@@ -122,6 +136,7 @@ def read_columns(path: Path, choose: Callable[[Any, Path], list[str]]) -> Iterat
             file = parquet.ParquetFile(path)
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
             _check_size(path, sum(group.total_byte_size for group in groups))
+            refuse_duplicates(file.schema_arrow.names, path)
             columns = choose(file.schema_arrow, path)
             batches = file.iter_batches(_ROWS, columns=columns)
         else:
@@ -130,6 +145,7 @@ def read_columns(path: Path, choose: Callable[[Any, Path], list[str]]) -> Iterat
                 raise DatasetError(f"{path}: is compressed, unlike what `save_to_disk` writes; save it as Parquet")
             content.seek(0)
             batches = ipc.open_stream(content)
+            refuse_duplicates(batches.schema.names, path)
             columns = choose(batches.schema, path)
         unpacked_bytes = 0
         for batch in batches:
@@ -139,7 +155,9 @@ def read_columns(path: Path, choose: Callable[[Any, Path], list[str]]) -> Iterat
             for start in range(0, batch.num_rows, _ROWS):
                 rows = batch.slice(start, _ROWS)
                 yield [rows.column(name).to_pylist() for name in columns]
-    except (pa.ArrowException, OSError, UnicodeDecodeError, struct.error) as error:
+    except DatasetError:
+        raise
+    except Exception as error:  # noqa: BLE001  (a damaged file raises more than pyarrow's own errors)
         raise DatasetError(f"{path}: not a readable {path.suffix[1:]} file ({error})") from None
 
 
@@ -291,42 +309,44 @@ def _class(label: Any, names: Sequence[str], where: str) -> tuple[int, str]:
     )
 
 
-def split_of(file: str) -> str:
-    """Return the split that the file's name or, failing that, its folder's has as a word, as in train-000.tar.
+def split_of(path: str) -> str:
+    """Return the split that the innermost name of a path has as a word, as in train-000.tar; empty if none has one.
 
-    Raises:
-        DatasetError: a name has the words of two splits.
+    If one name has the words of several splits, as train_and_test.zip, these are "test and train", which is no split.
     """
-    for part in reversed(PurePosixPath(file.lower()).parts[-2:]):
-        found = sorted({SPLIT_OF[word] for word in _SPLIT.findall(part)})
-        if len(found) > 1:
-            raise DatasetError(f"{file}: its name has {' and '.join(found)}; rename it after one split")
-        if found:
-            return found[0]
+    for part in reversed(PurePosixPath(path).parts):
+        words = _SPLIT.findall(re.sub("(?<=[a-z])(?=[A-Z])", "_", part).lower())
+        if found := {_SPLIT_OF[word] for word in words}:
+            return " and ".join(sorted(found))
     return ""
 
 
 def choose_splits(splits: Mapping[str, str], what: str, sizes: Mapping[str, int]) -> tuple[dict[Split, list[str]], str]:
-    """Return the names of each split, nothing unless both occur; and a note on those that are in neither.
+    """Return the names of each split, nothing if all names are alike; and a note on those that are left out.
 
-    `splits`: of each name, the one of `SPLITS` that it belongs to.  The test set is `test`, or else `val`; with both,
-    `val` is left out.  `sizes`: how much is in each name, for the note, in `what`.
+    `splits`: what `split_of` returns for each name.  The test set is the first of `SPLITS` after `train` that occurs;
+    the others are left out.  `sizes`: how much is in each name, for the note, in `what`.
 
     Raises:
-        DatasetError: both splits occur, and a name is in none.
+        DatasetError: names differ, but not all of them have a split, or only training or only test sets occur.
     """
-    train, *tests = SPLITS
-    used = [one for one in tests if one in splits.values()]
-    if not used or train not in splits.values():
+    of: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for name, split in splits.items():
+        of.setdefault(split, []).append(name)
+    of = {split: names for split, names in of.items() if names}
+    if len(of) < 2:
         return {}, ""
-    if lost := [name for name, one in splits.items() if not one]:
+    train, *tests = SPLITS
+    counts = {split: sum(sizes[name] for name in names) for split, names in of.items()}
+    used = [split for split in tests if split in of]
+    if not used or {*of} != {train, *used}:
+        found = [f"{split or 'none'} ({counts[split]:,} {what}, as {names[0]})" for split, names in of.items()]
         raise DatasetError(
-            f"{len(lost)} {what} are in no split, for example {lost[0]}; name it, or its folder, after train or test"
+            f"splits that names have: {', '.join(found)}; expected train in some and test or val in all others; "
+            "rename files or folders after one split, or leave them out"
         )
     test, *spare = used
-    of: dict[str, list[str]] = {one: [name for name in splits if splits[name] == one] for one in (train, *used)}
-    counts = {one: sum(sizes[name] for name in of[one]) for one in spare}
-    notes = [f"{count:,} {what} of {one} left out, because {test} is the test set" for one, count in counts.items()]
+    notes = [f"{counts[one]:,} {what} of {one} left out, because {test} is the test set" for one in spare]
     return {"train": of[train], "test": of[test]}, "; ".join(notes)
 
 

@@ -103,6 +103,9 @@ def list_files(source: DatasetSource, folder: Path, mirror: Path | None, *, acce
     """The source with the files of each folder, wherever they are, and of each range that it names.
 
     A file that was fetched before belongs to them as long as nobody accepts that it is gone.
+
+    Raises:
+        DatasetError: a link in a folder leads to a folder, which would be left out, or to nothing.
     """
     info, files = read_mirror(folder), list[SourceFile]()
     for file in source.files:
@@ -112,7 +115,11 @@ def list_files(source: DatasetSource, folder: Path, mirror: Path | None, *, acce
         names = {name for name in info.files if file.covers(name)} if info and not accept else set()
         are_known = bool(names)
         for root in (folder, *([mirror] if mirror else [])):
-            names |= {path.relative_to(root).as_posix() for path in (root / file.name).rglob("*") if path.is_file()}
+            for path in (root / file.name).rglob("*"):
+                if path.is_symlink() and not path.is_file() and not path.name.startswith("."):
+                    what = "a folder" if path.exists() else "nothing"
+                    raise DatasetError(f"{path}: a link to {what}; put the files there, or link all of {file.name}")
+                names |= {path.relative_to(root).as_posix()} if path.is_file() else set()
         for base in source.urls if not are_known else ():
             names |= {file.name + name for name in _list_folder(base + file.name)}
         shown = {name for name in names if not any(part.startswith(".") for part in PurePosixPath(name).parts)}
@@ -261,7 +268,9 @@ def fetch_dataset(
         raise DatasetError(
             f"{dataset}: {len(search.missing)} of {len(source.files)} files are nowhere to be had. "
             f"Tried: {'; '.join(search.tried)}. Set CLAIMCHECK_MIRROR to a folder of mirrored data sets "
-            "(docs/data.md), or go on-line, or set `profile: smoke` in params.yaml" + search.advice_on_digests()
+            "(docs/data.md), or go on-line, or set `profile: smoke` in params.yaml"
+            + search.advice_on_digests()
+            + (f". {search.how_to_accept}" if any(file.is_group for file in declared.files) else "")
         )
     info = check_own(declared, search.describe(), say)
     write_mirror(search.folder, info)
@@ -310,7 +319,7 @@ class _Search:
                 # Not replaced from elsewhere, either: it may be a user's only copy.
                 change = _describe_change(path, known, digests)
                 if not self.accept:
-                    raise DatasetError(f"{change}. {self._how_to_accept} Else put the old one back") from None
+                    raise DatasetError(f"{change}. {self.how_to_accept} Else put the old one back") from None
                 self.has_accepted = True
                 self.say(f"fetch: accepted: {change}")
             self.found[file.name] = describe_file(digests, file)
@@ -335,7 +344,7 @@ class _Search:
                 continue
             change = _describe_change(path, known, digests)
             if not self.accept:
-                self.say(f"fetch: not used: {change}. {self._how_to_accept}")
+                self.say(f"fetch: not used: {change}. {self.how_to_accept}")
                 continue
             digests = store_verified(read_chunks(path), self.folder / file.name, pin_in(info, file), path)
             self.found[file.name] = describe_file(digests, file)
@@ -360,16 +369,16 @@ class _Search:
                 self.found.pop(file.name, None)
             return True
         if folder == self.folder:
-            raise DatasetError(f"{change}. {self._how_to_accept} Else put the old one back")
+            raise DatasetError(f"{change}. {self.how_to_accept} Else put the old one back")
         self.archive = known
-        self.say(f"fetch: not used: {change}. {self._how_to_accept}")
+        self.say(f"fetch: not used: {change}. {self.how_to_accept}")
         return False
 
     @property
-    def _how_to_accept(self) -> str:
+    def how_to_accept(self) -> str:
         # Forced, because DVC would restore the manifest from before this stage.
         again = f"`dvc repro -f -s fetch@{self.dataset}` and `dvc repro`"
-        return f"If the new file is meant: `claimcheck stage fetch {self.dataset} --accept`, then {again}."
+        return f"If the change is meant: `claimcheck stage fetch {self.dataset} --accept`, then {again}."
 
     def take_from_mirror(self, folder: Path) -> None:
         info = read_mirror(folder)

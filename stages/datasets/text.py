@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import lzma
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from stages.datasets.archive import UNREADABLE, Member, walk
 from stages.datasets.manifest import Manifest, all_files, find_reader, judge_provenance
 from stages.datasets.packed import PackedInfo, TokenSet, digest_tokens, write_packed
 from stages.datasets.shards import choose_splits, is_table, read_columns, split_of
+from stages.datasets.tables import read_csv
 from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
 from stages.params.schema import nearest
@@ -54,7 +54,7 @@ def _pages(member: Member) -> Iterator[bytes]:
                 file = pages.extractfile(info) if info.isreg() else None
                 if file is not None:
                     yield file.read()
-    except (*UNREADABLE, lzma.LZMAError) as error:
+    except UNREADABLE as error:
         raise DatasetError(f"{member.where}: not a readable tar archive ({error})") from None
 
 
@@ -124,12 +124,12 @@ def _read_parts(source: DatasetSource, dataset: str, folder: Path) -> tuple[tupl
     else:
         names = [name for name in names if source.reader != "huggingface" or is_table(name)]
         texts = {name: _join(folder / name, source) for name in names}
-    words = {name: split_of(name) for name in names} if len(names) > 1 else {}
+    words = {name: split_of(name) for name in names}
     parts, note = choose_splits(words, "bytes", {name: len(text) for name, text in texts.items()})
     if parts:
         train, test = (BETWEEN_PAGES.join(texts[name] for name in part) for part in parts.values())
         return (train, test), note
-    if not names or len({*words.values()}) > 1 or (len(names) > 1 and source.text is None):
+    if not names or (len(names) > 1 and source.text is None):
         named = ", ".join(names[:5])
         raise DatasetError(
             f"{dataset}: {len(names)} files ({named}); a text is one, whose last tenth is the test set, or files whose "
@@ -164,13 +164,10 @@ def _join(path: Path, source: DatasetSource) -> bytes:
 
 
 def _csv_column(path: Path, source: DatasetSource) -> Iterator[Any]:
-    import pandas as pd  # half a second
-
-    try:  # texts such as NA and null are no missing ones, and an empty one is a document
-        frame = pd.read_csv(path, sep=source.separator or ",", dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
-        raise DatasetError(f"{path}: {error}") from None
-    yield from frame[_known(source, [*map(str, frame.columns)], path)]
+    # Texts such as NA and null are no missing ones; an empty cell is an empty document, unless those are dropped.
+    frame = read_csv(path, source.separator, dtype=str, keep_default_na=False)
+    for text in frame[_known(source, [*map(str, frame.columns)], path)]:
+        yield text if text or source.missing != "drop" else None
 
 
 def _jsonl_column(path: Path, source: DatasetSource) -> Iterator[Any]:
@@ -180,7 +177,7 @@ def _jsonl_column(path: Path, source: DatasetSource) -> Iterator[Any]:
                 if line.strip():
                     fields = dict(json.loads(line).items())
                     yield fields[_known(source, [*fields], f"{path}, line {number + 1}")]
-        except (UnicodeDecodeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+        except (ValueError, AttributeError, RecursionError) as error:
             raise DatasetError(f"{path}: a line is no JSON object ({error})") from None
 
 

@@ -15,7 +15,10 @@ CHUNK_BYTES = 1 << 20
 
 
 class DatasetError(Mistake):
-    """A data set is missing or not as declared; the message is one line and says how to fix it."""
+    """A data set is missing or not as declared; the message says how to fix it, in one line whatever it quotes."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(line.strip() for line in message.splitlines()))
 
 
 class ChecksumMismatch(DatasetError):

@@ -78,7 +78,10 @@ def check_task(source: Any, path: Path, key_path: str) -> None:
     task, is_segmentation = source.task, source.task == "segmentation"
     has_labels = source.reader == "folder" and task is not None and not is_segmentation
     is_table = source.kind == "table" and source.reader != "sgemm"
-    is_own = is_table or source.reader in ("folder", "npz", "huggingface", "webdataset")
+    has_pictures = source.reader in ("folder", "huggingface", "webdataset")
+    is_own = is_table or has_pictures or source.reader == "npz"
+    shape, is_image = source.shape, source.kind == "images"
+    is_square = len(shape) == 3 and shape[0] in (1, 3) and shape[1] == shape[2]
     has_column = source.kind == "text" and source.reader in ("csv", "jsonl", "parquet", "huggingface")
     columns = source.target if isinstance(source.target, tuple) else ()
     wrong = [
@@ -93,8 +96,13 @@ def check_task(source: Any, path: Path, key_path: str) -> None:
         (source.labels and not has_labels, "labels", "only a folder of images with labels or numbers has one"),
         (has_column and not source.text, "text", "expected the column that has the text"),
         (source.text and not has_column, "text", "only a text in csv, jsonl, parquet or huggingface has one"),
+        ({*source.ignore} & {source.target, *columns}, "ignore", "the target can't be left out"),
         (columns and (not task or is_segmentation), "target", "expected one column, or a task that has several"),
         (columns and len({*columns}) != source.classes, "target", f"expected {source.classes} columns, as `classes`"),
+        (is_image and len(shape) != 3, "shape", "expected channels, height and width"),
+        (is_image and has_pictures and not is_square, "shape", "expected 1 or 3 channels, and a side twice"),
+        (is_table and len(shape) != 1, "shape", "expected the number of columns alone"),
+        (min(shape, default=1) < 1, "shape", "expected numbers above 0"),
     ]
     for is_wrong, field, expected in wrong:
         if is_wrong:

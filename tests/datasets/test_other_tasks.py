@@ -115,9 +115,21 @@ MISTAKES: dict[str, tuple[Change, dict[str, Any], dict[str, str]]] = {
     "missing": (
         with_value(np.nan),
         {},
-        dict.fromkeys(FORMS, r"row 4 of label (1|green) is nan|missing values in green"),
+        dict.fromkeys(FORMS, r"row 4 of label (1|green) is nan|missing values in (green|label 1)"),
     ),
-    "infinite": (with_value(np.inf), {}, dict.fromkeys(FORMS, r"row \d+ of label (1|green) is inf; expected")),
+    "infinite": (
+        with_value(np.inf),
+        {},
+        dict.fromkeys(FORMS, r"row 4 of (label (1|green)|column '(green|label 1)') is inf; expected"),
+    ),
+    "too large": (
+        with_value(1e300),
+        {},
+        {
+            "multi-label": r"row 4 of (label (1|green)|column '(green|label 1)') is 1e\+300; expected",
+            "regression": r"row 4 of label (1|green) is 1e\+300; expected a finite number of float32",
+        },
+    ),
     "another number": (lambda values: values, {"classes": 4}, dict.fromkeys(FORMS, r"(30|21), 3\).*classes: 4")),
     "label of no row": (without_label(slice(None)), {}, {"multi-label": r"no row has the label (1|green)"}),
     "one column": (lambda values: values[:, :1], {"target": "red"}, dict.fromkeys(FORMS, r"(30|21), 1\).*classes: 3")),
@@ -250,7 +262,7 @@ def test_masks_are_packed_with_their_images(tmp_path: Path, form: str) -> None:
     [
         (lambda masks: np.where(masks == 2, 3, masks), "mask \\d+ has 3; expected 0 to 2, or 255"),
         (lambda masks: np.where(masks == 2, 255, masks), "no pixel of class 2; pixels of 255 are ignored"),
-        (lambda masks: masks[:-1], "1 of images/ and masks/ have no counterpart|9 images and 8 labels"),
+        (lambda masks: masks[:-1], "1 of images/ and masks/ have no counterpart|x_test has 9 rows and test_masks 8"),
     ],
 )
 def test_each_mistake_in_masks_is_named(tmp_path: Path, form: str, change: Change, words: str) -> None:

@@ -5,7 +5,7 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ from PIL import Image
 from stages.datasets.archive import decode_own
 from stages.datasets.manifest import Manifest
 from stages.datasets.mirror import copy_to_mirror
-from stages.datasets.own import _divide, _side_of
+from stages.datasets.own import _divide
 from stages.datasets.packed import PackedInfo, read_images, read_info, read_table
 from stages.datasets.prepare import prepare
-from stages.datasets.shards import Picture
+from stages.datasets.shards import Picture, split_of
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.verified import ChecksumMismatch, DatasetError
 from stages.images import decode_image
@@ -154,8 +154,8 @@ def test_wrong_count_is_an_error_with_the_right_one(tmp_path: Path, splits: tupl
     ],
 )
 def test_innermost_folder_or_archive_names_the_split(names: tuple[str, ...], test: list[str]) -> None:
-    pictures = {name: Picture(name, (0, "a"), _side_of(PurePosixPath(name))) for name in names}
-    parts, note = _divide(pictures, pictures.keys(), source_of("x"), "pets")
+    pictures = {name: Picture(name, (0, "a"), split_of(name)) for name in names}
+    parts, note = _divide(pictures, pictures.keys(), source_of("x", train=len(names) - 1, test=1), "pets")
     assert (parts["test"], parts["train"], note) == (test, [name for name in names if name not in test], "")
 
 
@@ -302,7 +302,7 @@ def test_folders_called_training_and_testing_are_splits(tmp_path: Path, splits: 
 def test_picture_outside_train_and_test_is_an_error() -> None:
     split_of = {"train/a/1.png": "train", "test/a/2.png": "test", "extra/a/3.png": ""}
     found = {name: Picture(name, (0, "a"), split) for name, split in split_of.items()}
-    with pytest.raises(DatasetError, match=r"1 pictures are in no split, for example extra/a/3\.png"):
+    with pytest.raises(DatasetError, match=r"none \(1 pictures, as extra/a/3\.png\)"):
         _divide(found, found.keys(), source_of("pets/"), "pets")
 
 

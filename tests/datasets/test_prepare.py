@@ -202,7 +202,7 @@ def with_shared_pixels() -> TinyDataset:
 def test_image_in_both_splits_is_found_regardless_of_class() -> None:
     train = ImageSet(np.arange(4 * 12, dtype=np.uint8).reshape(4, 3, 2, 2), np.arange(4))
     test = ImageSet(np.stack([train.images[3] + 1, train.images[2]]), np.array([9, 9]))
-    assert find_shared(train, test) == [(2, 1)]
+    assert find_shared(train.images, test.images) == [(2, 1)]
 
 
 @pytest.mark.parametrize(("declared", "is_refused"), [(0, True), (1, False), (None, False)])
