@@ -69,7 +69,7 @@ def as_text_of(kind: str) -> Callable[[Path, Parts, set[int]], DatasetSource]:
         if kind == "jsonl":
             frame.to_json(path, orient="records", lines=True)
         elif kind == "text":
-            path.write_text("\n".join(frame["body"]))
+            path.write_text("\n".join(frame["body"]), encoding="utf-8")
         else:
             frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
         column = None if kind == "text" else "body"
