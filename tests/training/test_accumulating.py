@@ -160,7 +160,7 @@ def test_parts_of_a_batch_add_up_to_its_gradient(name: str, parts: int, rows: li
 def test_loss_of_a_plugin_that_does_not_add_up_is_refused() -> None:
     protocol = make_protocol(batch_size=8, epochs=1, recipe=foreign(RowsWeighted), accumulate=2)
     task = classes(foreign(RowsWeighted))(protocol)
-    with pytest.raises(ValueError, match=r"recipe\.loss is .* for its parts.*a mean over rows.*leave out accumulate"):
+    with pytest.raises(ValueError, match=r"the loss is .* for its parts.*a mean over rows.*leave out accumulate"):
         gradient(task, FLAT, protocol, torch.arange(ROWS))
     rows = torch.arange(8) % 5
     gradient(task, FLAT, protocol, rows)  # all of one class, so their mean is over rows
