@@ -50,7 +50,7 @@ def progress_display(output: TextIO | None = None) -> Iterator[Report]:
                 for name, value in progress["scores"].items()
             )
             speed = f"{progress['samples_per_second']:,.0f} samples/s"
-            state = f"epoch {progress['epoch']}/{progress['epochs']}  {scores}  {speed}"
+            state = f"epoch {progress['epoch']}/{progress['epochs']}  training {scores}  {speed}"
             step, total = progress["step"], progress["total_steps"]
             bars.update(tasks[event.label], completed=step, total=total, state=state)
             is_end_of_epoch = step * progress["epochs"] % total == 0
