@@ -257,9 +257,6 @@ class RunStore:
     def mend(self, run_key: str, record: Record) -> None:
         """Do nothing, because the outcome is there before its record says so."""
 
-    def upload(self, files: Mapping[str, bytes]) -> None:
-        """Do nothing, because `write` publishes the files."""
-
     def finish(self, run_key: str, record: Record, files: Mapping[str, bytes]) -> Path:
         """Return the folder of an outcome whose record is written."""
         return self.root / "runs" / run_key

@@ -28,7 +28,7 @@ from functools import cache
 from pathlib import Path
 
 from stages.faults import FAULTS, describe_fault
-from stages.runs.store import Attempt, End, Record, Store, digests_of, find_fault, next_token
+from stages.runs.store import Attempt, End, Record, RunStore, Store, digests_of, find_fault, next_token
 from stages.scheduling.engine.groups import Event, Group, Report
 
 EXPIRY_SECONDS = 60.0
@@ -170,20 +170,23 @@ class Leases:
         Raises:
             LeaseLost: another process has taken over the run.
         """
-        token, digests = dict(lease.tokens)[run_key], digests_of(files)
-
-        def announce(mine: Record) -> Record:
-            return self._ended(mine, "published") if mine.is_published else replace(mine, files=digests)
+        token = dict(lease.tokens)[run_key]
 
         def finish(mine: Record) -> Record:
             return self._ended(replace(mine, is_published=True), "published")
 
-        # named before they are written, so that `claimcheck gc` doesn't remove them
-        record = self._change(run_key, token, announce)
-        if not record.is_published:
+        if not isinstance(self.store, RunStore):
+            digests = digests_of(files)
+
+            def announce(mine: Record) -> Record:
+                return self._ended(mine, "published") if mine.is_published else replace(mine, files=digests)
+
+            # named before they are written, so that `claimcheck gc` doesn't remove them
+            record = self._change(run_key, token, announce)
+            if record.is_published:
+                return self.store.finish(run_key, record, files)
             self.store.upload(files)
-            record = self._change(run_key, token, finish, files)
-        return self.store.finish(run_key, record, files)
+        return self.store.finish(run_key, self._change(run_key, token, finish, files), files)
 
     def close(self, lease: Lease, end: End | None, reason: str = "", run_keys: Collection[str] | None = None) -> None:
         """Record how the lease's open attempts (at `run_keys`, or all) ended; with None, delete them as never made."""
