@@ -204,8 +204,7 @@ def fit_picture(image: Image.Image, shape: tuple[int, int, int]) -> np.ndarray:
     mode = "L" if channels == 1 else "RGB"
     # a JPEG can be decoded at a fraction of its size, here at least twice the needed size
     image.draft(None, (2 * max(width, height), 2 * max(width, height)))
-    image.load()
-    fitted = crop_and_resize(_resizable(_upright(image), mode), (width, height))
+    fitted = crop_and_resize(_resizable(turn_upright(image), mode), (width, height))
     if fitted.mode in ("LA", "RGBA"):  # put transparency on black
         layer = fitted.convert("RGBA")
         fitted = Image.alpha_composite(Image.new("RGBA", layer.size, (0, 0, 0, 255)), layer)
@@ -213,7 +212,9 @@ def fit_picture(image: Image.Image, shape: tuple[int, int, int]) -> np.ndarray:
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def turn_upright(image: Image.Image) -> Image.Image:
+    """Turn an image as its EXIF orientation says; metadata that can't be read are ignored."""
+    image.load()  # turns a TIFF itself
     try:
         turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
     except Exception:  # noqa: BLE001  (damaged metadata raises almost anything, and doesn't affect the pixels)

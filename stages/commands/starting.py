@@ -38,10 +38,8 @@ def start(_: argparse.Namespace) -> Answer:
         path.write_bytes(before + end + text.encode())
     dvc = [sys.executable, "-m", "dvc"]
     if subprocess.run([*dvc, "root"], capture_output=True, check=False).returncode:
-        where = prefix_in_git(Path())
-        subprocess.run(
-            [*dvc, "init", "--quiet", *(["--no-scm"] if where is None else ["--subdir"] * bool(where))], check=True
-        )
+        place: dict[str | None, list[str]] = {None: ["--no-scm"], "": []}  # without git, and at a repository's top
+        subprocess.run([*dvc, "init", "--quiet", *place.get(prefix_in_git(Path()), ["--subdir"])], check=True)
     root = subprocess.run([*dvc, "root"], capture_output=True, encoding="utf-8", check=True).stdout.strip()
     plots = Path(root, ".dvc", "plots", "arms.json")
     plots.parent.mkdir(exist_ok=True)

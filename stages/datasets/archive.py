@@ -22,11 +22,11 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from stages.datasets.packed import ImageSet
 from stages.datasets.verified import DatasetError, chunks_of
-from stages.images import crop_and_resize, fit_picture
+from stages.images import crop_and_resize, fit_picture, turn_upright
 
 # Pictures hardly compress and text does tenfold; labels as bytes compress more, but are few.
 MAX_RATIO = 64
@@ -147,20 +147,19 @@ def decode_square(content: bytes, side: int, where: str) -> np.ndarray:
         return np.asarray(_middle(picture.convert("RGB"), side)).transpose(2, 0, 1)
 
 
-def decode_own(content: bytes, side: int, where: str, mode: str) -> np.ndarray:
-    """Decode a user's own picture exactly as the service decodes an upload.  Uint8 [C, side, side].
+def decode_own(content: bytes, shape: tuple[int, int, int], where: str, *, is_mask: bool = False) -> np.ndarray:
+    """Decode a user's own picture to uint8 `shape` [C, H, W], exactly as the service decodes an upload.
 
-    `mode` is RGB, L (C = 1), or P for a mask, whose one channel has numbers of classes, which aren't mixed.
+    The one channel of a mask has numbers of classes, which aren't mixed.
     """
     with _opened(content, where, FORMATS) as picture:
         if picture.mode[:1] in "IF":
             raise DatasetError(f"{where}: has more than 8 bits a channel ({picture.mode}); convert it to 8 bits")
-        if mode != "P":
-            return fit_picture(picture, (1 if mode == "L" else 3, side, side))
+        if not is_mask:
+            return fit_picture(picture, shape)
         if picture.mode not in ("1", "L", "P"):
             raise DatasetError(f"{where}: has mode {picture.mode}; a mask is grey or has a palette, a class for each")
-        upright = ImageOps.exif_transpose(picture)
-        mask = crop_and_resize(upright, (side, side), Image.Resampling.NEAREST)
+        mask = crop_and_resize(turn_upright(picture), (shape[2], shape[1]), Image.Resampling.NEAREST)
         return np.asarray(mask, dtype=np.uint8)[None]
 
 
@@ -192,7 +191,7 @@ def _describe(error: Exception) -> str:
 def upright_size(content: bytes) -> tuple[int, int]:
     """Return width and height of a picture that `decode_own` has read, as it is shown."""
     with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
-        return ImageOps.exif_transpose(picture).size
+        return turn_upright(picture).size
 
 
 def size_of(member: Member) -> tuple[int, int]:

@@ -42,7 +42,7 @@ def image_reader(source: DatasetSource, manifest: Manifest, folder: Path) -> Ima
             read_split=lambda _, split: splits[split],
             describe=lambda _: note,
         )
-    side, mode = source.shape[1], "L" if source.shape[0] == 1 else "RGB"
+    channels, height, width = source.shape
     seen, pixels, broken = dict[str, Picture](), dict[str, np.ndarray](), list[str]()
     sizes, has_masks = dict[str, tuple[int, int]](), source.task == "segmentation"
     for picture, read in shards.READERS.get(source.reader, _read_folders)(folder, names, source):
@@ -50,8 +50,8 @@ def image_reader(source: DatasetSource, manifest: Manifest, folder: Path) -> Ima
         seen[name] = picture
         try:
             content = read()
-            one = "P" if has_masks and picture.is_mask else mode
-            pixels[name] = decode_own(content, side, name, one)
+            is_mask_of_task = has_masks and picture.is_mask
+            pixels[name] = decode_own(content, (channels, height, width), name, is_mask=is_mask_of_task)
             if has_masks:
                 sizes[name] = upright_size(content)
         except DatasetError as error:
@@ -77,9 +77,7 @@ def image_reader(source: DatasetSource, manifest: Manifest, folder: Path) -> Ima
     parts, note = _divide(seen, readable, source, manifest.dataset)
 
     def read_split(_: Path, split: Split) -> ImageSet:
-        images = np.array([pixels[name] for name in parts[split]], dtype=np.uint8).reshape(
-            -1, source.shape[0], side, side
-        )
+        images = np.array([pixels[name] for name in parts[split]], dtype=np.uint8).reshape(-1, *source.shape)
         return ImageSet(images, np.array([labels[name] for name in parts[split]], dtype=np.int64))
 
     def describe(_: Path) -> str:

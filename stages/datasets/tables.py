@@ -29,7 +29,7 @@ _KINDS = {
     "boolean": "truth values",
     "empty": "",
 }
-"""What a column has, by pandas' name for its cells."""
+"""Kind of a column's content, by pandas' name for its cells."""
 _PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _NUMBER = re.compile(rf"{_PLAIN.pattern}|[-+]?\d+,\d+(?:[eE][-+]?\d+)?|[-+]?\d{{1,3}}(?:[,.' ]\d{{3}})+(?:[.,]\d+)?")
 
@@ -144,7 +144,8 @@ def _statistics(features: np.ndarray) -> np.ndarray:
     """Means and standard deviations [2, D] of columns without missing values; 1 if one is constant but for rounding."""
     found = []
     for column in features.T:
-        known, n = column[~np.isnan(column)].tolist(), len(column) - int(np.isnan(column).sum()) or 1
+        known = column[~np.isnan(column)].tolist()
+        n = len(known) or 1
         # fsum rounds once, so the numbers are the same on every machine.
         mean = math.fsum(known) / n
         std = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / n)

@@ -21,7 +21,7 @@ from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.datasets.packed import PackedInfo, read_info
 from stages.evaluation.cost import Latency, Stopwatch
 from stages.evaluation.flops import FlopCounts, MeasurementCache, digest_of
-from stages.evaluation.own_metrics import code_of_metric
+from stages.evaluation.own_metrics import origin_of
 from stages.evaluation.scores import Observer, cut_info, cut_rows, score
 from stages.params.experiment import LatencySpec, ProfileParams
 from stages.params.metrics import OwnMetric
@@ -108,6 +108,11 @@ class _Evaluator:
         self.environment = describe_environment(torch.device(self.device)) | describe_variables()
 
     @cached_property
+    def origins(self) -> dict[str, Any]:
+        """Definition, code and range of each metric of the user's own, by name."""
+        return {name: origin_of(metric) | {"range": list(metric.range)} for name, metric in self.metrics.items()}
+
+    @cached_property
     def test_set(self) -> RowSet:
         return cut_rows(read_rows(self.packed, self.info, "test"), self.info.test_images)
 
@@ -169,11 +174,7 @@ class _Evaluator:
         """Return the run's result line, and whether its numbers were measured earlier; record metrics that fail."""
         if not self.equivalences.today(run.spec, run.result["environment"]):
             self._refuse_other_code(changed_modules(run.spec))
-        settings = {
-            name: metric.definition | {"range": list(metric.range), "code": dict(code_of_metric(metric))}
-            for name, metric in self.metrics.items()
-        }
-        key = self._cache_key([run], settings)
+        key = self._cache_key([run], self.origins)
         kept = None if self.anew or not run.has_network else _read_measured(self.kept.read(run.run.run_key, key))
         if kept is not None and find_contradictions(run.result_line(self.run_list, kept)):
             kept = None

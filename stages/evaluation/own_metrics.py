@@ -19,9 +19,9 @@ _TRUE = ("target", "targets", "y_true", "labels", "true")
 """Second parameters of functions that get predictions first, as those of torch and torchmetrics do."""
 
 
-def code_of_metric(metric: OwnMetric) -> Mapping[str, str]:
-    """Return the digest of each module that computes the metric, and the versions of installed packages."""
-    return code_digests((metric.address.partition(":")[0],), ())
+def origin_of(metric: OwnMetric) -> dict[str, Any]:
+    """Return the metric's definition and the digests of its `code`, for installed packages their versions."""
+    return metric.definition | {"code": dict(code_digests((metric.address.partition(":")[0],), ()))}
 
 
 def measure_own(
@@ -44,8 +44,7 @@ def measure_own(
             reason = next(iter(str(error).splitlines()), "")
             faults[name] = reason if isinstance(error, ValueError) and reason else f"{type(error).__name__}: {reason}"
             continue
-        by = metric.definition | {"code": dict(code_of_metric(metric))}
-        found.append(Measurement(metric=name, split="test", value=value, n=n, by=by))
+        found.append(Measurement(metric=name, split="test", value=value, n=n, by=origin_of(metric)))
     return found, faults
 
 

@@ -38,7 +38,7 @@ class OwnMetric:
 
     @property
     def definition(self) -> dict[str, Any]:
-        """What determines the number: two results that differ in it have other metrics, whatever their names."""
+        """Return what determines the number; two results that differ in it have different metrics, even of one name."""
         return {"address": self.address, "takes": self.takes, "arguments": dict(self.arguments)}
 
     def holds(self, value: float) -> bool:

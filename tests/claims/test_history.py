@@ -261,7 +261,7 @@ def test_unrecorded_change_blocks_registration_and_fails_the_check(copy: Path) -
 
 
 def test_registered_margin_is_that_of_the_judge() -> None:
-    """For every trained claim, with results of all experiments."""
+    """Every trained claim is tried, with results of all experiments."""
     for judgement in judged_with(5):
         claim, verdict = judgement.claim, judgement.verdict
         judged = verdict if verdict.size is None else verdict.size

@@ -312,8 +312,21 @@ def test_picture_is_packed_as_the_service_shows_it() -> None:
     drawn = Image.new("RGBA", (8, 8), (0, 200, 0, 255))
     drawn.paste((250, 250, 250, 0), (0, 0, 8, 4))  # hidden by its alpha
     drawn.save(content, "PNG", exif=exif)
-    packed = decode_own(content.getvalue(), 8, "cat.png", "RGB")
+    packed = decode_own(content.getvalue(), (3, 8, 8), "cat.png")
     assert np.array_equal(packed, decode_image(content.getvalue(), (3, 8, 8)))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_mask_is_turned_as_its_picture(kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    mask = Image.new("L", (8, 8))
+    mask.paste(1, (0, 0, 8, 4))
+    content = io.BytesIO()
+    mask.save(content, kind, exif=exif)
+    picture = decode_own(content.getvalue(), (1, 8, 8), "cat")
+    assert picture[0, :, 4:].all() and not picture[0, :, :4].any(), "turned once, by a quarter"
+    assert np.array_equal(decode_own(content.getvalue(), (1, 8, 8), "cat", is_mask=True), picture)
 
 
 @pytest.mark.parametrize("size", [(90, 61), (65, 64), (63, 400), (1, 900), (8, 8)], ids=str)
@@ -324,6 +337,5 @@ def test_picture_of_any_size_is_packed_as_the_service_decodes_it(kind: str, mode
     drawn = Image.effect_noise(size, 80).convert(mode)
     content = io.BytesIO()
     drawn.save(content, kind)
-    for channels, packed_as in ((3, "RGB"), (1, "L")):
-        packed = decode_own(content.getvalue(), 32, "cat", packed_as)
-        assert np.array_equal(packed, decode_image(content.getvalue(), (channels, 32, 32)))
+    for shape in ((3, 32, 32), (1, 32, 32)):
+        assert np.array_equal(decode_own(content.getvalue(), shape, "cat"), decode_image(content.getvalue(), shape))
