@@ -115,7 +115,7 @@ picture: $(READY) data/results.db  ## retake the documentation's pictures (NAMES
 
 # Without a repro, the service uses the evidence in git.
 data/results.db: | $(READY)
-	@echo "no repro has run here: making the database from the evidence in git, about half a minute"
+	@echo "no repro has run here: building the database from the evidence in git, about half a minute"
 	@$(BIN)/python -m stages.analyse >/dev/null
 	@$(BIN)/python -m stages.record
 

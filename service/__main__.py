@@ -88,7 +88,7 @@ def make_room(connections: int) -> tuple[int, int]:
     if most == wanted:
         return connections, BACKLOG
     left = max(most - OTHER_FILES, LEAST_CONNECTIONS)
-    logger.warning("%d files may be open, %d are wanted: `ulimit -n` leaves %d connections", hard, wanted, left // 2)
+    logger.warning("`ulimit -n` is %d, but %d files are needed: at most %d connections", hard, wanted, left // 2)
     return min(connections, left // 2), left - left // 2
 
 
@@ -113,8 +113,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m service", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--new-key", metavar="NAME", help="print an API key and its entry in CLAIMCHECK_KEYS, and end")
-    parser.add_argument("--openapi", action="store_true", help="print the OpenAPI document, and end")
+    parser.add_argument("--new-key", metavar="NAME", help="print an API key and its entry in CLAIMCHECK_KEYS, and exit")
+    parser.add_argument("--openapi", action="store_true", help="print the OpenAPI document, and exit")
     arguments = parser.parse_args()
     if arguments.new_key:
         key, digest = new_key()
@@ -122,7 +122,7 @@ def main() -> None:
         print(f'[{arguments.new_key}]\nsha256 = ["{digest}"]')
         return
     if "CLAIMCHECK_API_KEYS" in os.environ:  # would leave open what was closed
-        sys.exit("service: CLAIMCHECK_API_KEYS is none of the settings; CLAIMCHECK_KEYS names a file of keys")
+        sys.exit("service: CLAIMCHECK_API_KEYS is not a setting; CLAIMCHECK_KEYS names a file of keys")
     settings = Settings()
     try:
         device_for(settings.device)
@@ -166,7 +166,7 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int) -> None:
         log_config=log_configuration(),
         # the other parser accepts headers of any length, trailers as headers and any number of requests
         http=connections.protocol(limits, app.state.claimcheck.metrics),
-        proxy_headers=False,  # `create_app` believes those that the settings name
+        proxy_headers=False,  # `create_app` trusts those that the settings name
         ws="none",
         backlog=backlog,
         loop="asyncio",  # accepts all that wait at once; uvloop accepts one in each turn of the loop

@@ -68,7 +68,7 @@ PRELOADED_SHARE = 0.5  # of the weights' memory
 SERVER_BYTES, WORKER_BYTES, EXPORT_BYTES = 800 << 20, 256 << 20, 512 << 20
 """Memory of the server with shared code, of a worker without weights, and of exports if /tmp is a RAM disk."""
 MAX_WEIGHT_BYTES, MIN_WEIGHT_BYTES = 1 << 30, 128 << 20
-MAX_CACHED_MODELS = 64  # whose predictions for the images on their pages are cached
+MAX_CACHED_MODELS = 64  # models whose predictions for their pages' images are cached
 MAX_WORKERS = 4  # each is a Python process of about 300 MB with its own copies of the models
 DESCRIPTION = (
     "Checks the numbers that machine-learning papers print: results, comparisons, verdicts and the trained models."
@@ -98,7 +98,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             "auto_configure": True,
             "metrics": False,
             "logs": False,
-            # So frequent that their traces would bury the others.
+            # These are so frequent that their traces would bury the others.
             "exclude": lambda scope: scope["path"].startswith(("/health/", "/v2/health/", "/metrics", "/static/")),
         },
         # One file more than allowed, so that our own message can state the number of files.

@@ -65,7 +65,7 @@ class FairQueue(Generic[Waiting]):
     """
 
     def __init__(self, what: str, most: float) -> None:
-        self.what, self.most, self._full = what, most, f"{what}: too much is waiting already"
+        self.what, self.most, self._full = what, most, f"{what}: the queue is full"
         self._tickets: dict[str, list[Waiting]] = {}  # by client, sorted by `position`
         self._clock = 0.0
         self._served: dict[str, float] = {}  # cost by client, if ahead of the clock
@@ -179,7 +179,7 @@ class Slots:
         """
         what = self._queue.what
         if self._most_each is not None and self._held[request.client] >= self._most_each:
-            raise Busy(f"{what}: {self._most_each} of one client at once are the most")
+            raise Busy(f"{what}: {self._most_each} at a time is the limit for one client")
         ticket = Ticket(request=request, cost=cost, future=asyncio.get_running_loop().create_future())
         self._queue.put([ticket], is_bounded=not self._free and self._queue.most < math.inf)
         self._serve()
@@ -190,7 +190,7 @@ class Slots:
             if not ticket.future.cancelled() and ticket.future.exception() is None:
                 self.release(request)  # it was granted just as the wait ended
             if isinstance(error, TimeoutError):
-                raise Busy(f"{what}: no turn came within {self._seconds:g} s") from None
+                raise Busy(f"{what}: no slot became free within {self._seconds:g} s") from None
             raise
 
     def release(self, request: Request, beyond: float = 0.0) -> None:

@@ -124,13 +124,13 @@ COMMANDS = {
         document="`profile`",
     ),
     "plugins": Command(
-        does="List what installed packages offer to params files by name: models, optimisers, readers, ...",
+        does="List the models, optimisers, readers and other objects that installed packages offer by name.",
         example="claimcheck plugins",
         run=trainings.list_plugins,
         document="a list: `kind`, `name`, `distribution`, `version`, `address`",
     ),
     "status": Command(
-        does="Show how many claims have which verdict, and what trains now.",
+        does="Count the claims by verdict, and show what trains now.",
         example="claimcheck status --watch",
         takes=lambda: [
             arg("papers", nargs="*", metavar="paper", help="only these papers", names="papers"),
@@ -286,7 +286,7 @@ COMMANDS = {
         does="Check another lab's contribution and add it to the evidence, or refuse it with the reason.",
         example="claimcheck accept uni-oslo.zip --from uni-oslo --retrain 3",
         takes=lambda: [
-            arg("file", type=Path, help="file of claimcheck contribute"),
+            arg("file", type=Path, help="file written by claimcheck contribute"),
             arg("--from", dest="lab", required=True, metavar="LAB", help="lab that you got it from"),
             arg("--key", type=Path, metavar="FILE", help="its public SSH key, needed once"),
             arg("--retrain", type=int, default=0, metavar="N", help="train N random epochs of it again (default: 0)"),

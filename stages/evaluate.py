@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
         profile, own = params.profile, params.experiments[name].metrics if name in params.experiments else {}
         if profile.data == "embedded":  # on real data, this would change the latencies
             keep_freed_memory()
-        with MeasurementCache("timed").held(name, is_patient=not options.ahead) as is_ours:
+        with MeasurementCache("timed").held(name, waits=not options.ahead) as is_ours:
             if not is_ours:
                 return 0  # the stage itself is running
             found = evaluate_experiment(name, data, profile, device, _code_of, own, anew=options.anew)

@@ -116,7 +116,7 @@ def looks_left(standing: Standing, params: Params, trained: Collection[RunName])
 
 
 def is_decided(status: Status) -> bool:
-    from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER  # brings the database
+    from stages.results import AGAINST_THE_PAPER, FOR_THE_PAPER  # loads SQLAlchemy
 
     return status in (*FOR_THE_PAPER, *AGAINST_THE_PAPER)
 

@@ -107,7 +107,7 @@ def test_help_examples_are_valid_commands(name: str) -> None:
         ("status x", 1, "claimcheck status: no paper 'x'; known: ninformer, hyperbf, nmn, brownian, dac"),
         ("profile quik", 1, "claimcheck profile: no profile 'quik'; did you mean quick?"),
         ("sample cifra10", 1, "claimcheck sample: params.yaml: no data set 'cifra10'; did you mean cifar10?"),
-        ("sample sgemm", 1, "claimcheck sample: sgemm is of kind table and has no images with a class each"),
+        ("sample sgemm", 1, "claimcheck sample: sgemm is of kind table and has no images with one class each"),
         (
             "publish ninformer-mnist foo",
             1,
@@ -332,7 +332,7 @@ def test_show_prints_a_claim_with_its_verdict(project: Path) -> None:
     ("command", "columns"),
     [("status >&-", "90"), ("status --watch >&- 2>&-", ""), ("status", "abc"), ("history", "-5")],
 )
-def test_closed_output_odd_width_and_ascii_terminal_are_no_errors(project: Path, command: str, columns: str) -> None:
+def test_closed_output_odd_width_and_ascii_terminal_are_not_errors(project: Path, command: str, columns: str) -> None:
     ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "COLUMNS": columns}
     line = f'"$0" -m stages.cli {command}'
     done = subprocess.run(
@@ -353,7 +353,7 @@ def test_json_is_complete_on_an_ascii_terminal(project: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["profile", "quick"], ["status"]])
-def test_broken_pipe_is_no_error(project: Path, tmp_path: Path, arguments: list[str]) -> None:
+def test_broken_pipe_is_not_an_error(project: Path, tmp_path: Path, arguments: list[str]) -> None:
     """For example `claimcheck plan | head`."""
     shutil.copytree(project, tmp_path / "project")
     reader, writer = os.pipe()

@@ -105,7 +105,7 @@ def flip_images(line: dict[str, Any]) -> None:
 
 
 def add_twelve_images(line: dict[str, Any]) -> None:
-    """Let bitmap and accuracy tell the same: twelve images more than the curve says."""
+    """Make bitmap and accuracy agree on twelve images more than the curve says."""
     correct = unpack_correct(line["correct"], line["data"]["test_images"])
     correct[np.flatnonzero(~correct)[:12]] = True
     line.pop("confusion", None)
@@ -144,7 +144,7 @@ IMAGES: dict[str, tuple[Edit, str]] = {
     "fewer epochs": (shorten, "its curves have 2 epochs, its protocol 3"),
     "order": (put(5, "curves", "epoch", 1), "its curves don't have the epochs 1 to 3 one after the other"),
     "steps": (put(1, "curves", "steps", 2), "the steps of its curves don't grow from epoch to epoch"),
-    "share": (put(1.5, "curves", "train_accuracy", 0), "train_accuracy of epoch 1 is no share between 0 and 1"),
+    "share": (put(1.5, "curves", "train_accuracy", 0), "train_accuracy of epoch 1 isn't a share between 0 and 1"),
 }
 TABLES: dict[str, tuple[Edit, str]] = {
     "mse": (metric("mse", 0.001), r"log_mse is .*, the logarithm of mse is -6\.9.*mse is 0\.001, the last epoch"),
@@ -152,7 +152,7 @@ TABLES: dict[str, tuple[Edit, str]] = {
     "selected_mse": (metric("selected_mse", 0.001), r"selected_mse is 0\.001, its curves give"),
     "selected_log_mse": (metric("selected_log_mse", -9.0), "selected_log_mse is -9, the logarithm of selected_mse is"),
     "validation": (put(1e-9, "curves", "val_loss", 0), "selected_mse is .*, its curves give"),
-    "no error": (metric("mse", 0.0), "mse is 0, no squared error"),
+    "no error": (metric("mse", 0.0), "mse is 0, not a squared error"),
 }
 
 

@@ -214,7 +214,7 @@ def raise_the_accuracy(lines: Lines) -> None:
 
 
 def invent_everything(lines: Lines) -> None:
-    """Let accuracy, bitmap and curve tell the same story."""
+    """Make accuracy, bitmap and curve agree."""
     result = line_of(lines)["result"]
     del result["confusion"]
     result["correct"] = base64.b64encode(b"\xff\xff").decode()
@@ -448,9 +448,9 @@ def test_signature_is_the_lab_s_own_and_of_these_lines(
     with pytest.raises(ContributionError, match="is larger than 100 bytes"):
         give(ours, oslo, key=public)
     monkeypatch.undo()
-    with pytest.raises(ContributionError, match="signed with another key than that of uni-oslo"):
+    with pytest.raises(ContributionError, match="wasn't signed with the key of uni-oslo"):
         give(ours, forged(oslo, tmp_path / "stranger.zip", lambda lines: None, key=stranger), key=public)
-    with pytest.raises(ContributionError, match="not signed, and a lab is its key: claimcheck contribute"):
+    with pytest.raises(ContributionError, match="not signed; its key identifies a lab: claimcheck contribute"):
         give(ours, forged(oslo, tmp_path / "unsigned.zip", lambda lines: None, key=None), key=public)
     edited = tmp_path / "edited.zip"
     with zipfile.ZipFile(oslo) as packed, zipfile.ZipFile(edited, "w") as written:
@@ -481,14 +481,14 @@ def test_lab_can_not_contribute_another_lab_s_results(clones: tuple[Path, Path],
 
     with pytest.raises(ContributionError, match=r"occurs twice: it is also in .*uni-oslo\.jsonl"):
         give(ours, forged(oslo, tmp_path / "b.zip", rename, key=key), lab="uni-bergen", key=public)
-    with pytest.raises(ContributionError, match="a repeat with the same bits is no second result"):
+    with pytest.raises(ContributionError, match="a repeat with the same bits isn't a second result"):
         give(ours, forged(oslo, tmp_path / "c.zip", disguise, key=key), lab="uni-bergen", key=public)
     same = clones[0].parent / "key"
-    with pytest.raises(ContributionError, match="uni-oslo signs with this key, and one key is one lab"):
+    with pytest.raises(ContributionError, match="uni-oslo signs with this key; each lab needs its own"):
         give(ours, forged(oslo, tmp_path / "d.zip", rename, key=same), lab="uni-bergen", key=Path(f"{same}.pub"))
 
 
-def test_lab_needs_seeds_of_its_own() -> None:
+def test_lab_needs_its_own_seeds() -> None:
     published = load_params(REPOSITORY)
     found, _ = find_results(REPOSITORY, published, evidence_only=True, rivals_only=True)
     ours = next(trial for trial in found if trial.result.experiment == "nmn-mnist")

@@ -139,7 +139,7 @@ def test_renamed_module_keeps_its_outcomes_once_shown_equivalent(renamed: tuple[
     (project / PATH).unlink()
     assert in_store(project) == 0, "no line, no equivalence"
     refused = ask(project, "stages.evaluate", EXPERIMENT)
-    assert refused.returncode == 1 and "was trained by other code than evaluates it" in refused.stderr
+    assert refused.returncode == 1 and "was trained by code that differs from the code here" in refused.stderr
 
 
 @pytest.mark.slow

@@ -344,7 +344,7 @@ def test_contradictory_result_is_not_written(trained: Path, capsys: pytest.Captu
         (folder / name).write_text(text, encoding="utf-8")
     assert main([EXPERIMENT]) == INCOMPLETE
     stderr = capsys.readouterr().err
-    assert f"evaluate@{EXPERIMENT}: vit.0: contradicts itself: test_accuracy of epoch 2 is no share" in stderr
+    assert f"evaluate@{EXPERIMENT}: vit.0: contradicts itself: test_accuracy of epoch 2 isn't a share" in stderr
     assert list(keys()) == ["ninformer.0"]
 
 

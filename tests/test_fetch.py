@@ -76,7 +76,7 @@ def test_missing_mirror_is_refused(
     write_params(tmp_path, "quick", tiny=tiny_mnist().source)
     monkeypatch.setenv("CLAIMCHECK_MIRROR", str(tmp_path / "mirro"))
     assert fetch.main(["tiny"]) == 1
-    assert "which is no folder here; correct or unset it" in capsys.readouterr().err
+    assert "which isn't a folder here; correct or unset it" in capsys.readouterr().err
 
 
 def test_fault_is_one_line_and_leaves_no_manifest(tmp_path: Path, official_host: OfficialHost) -> None:

@@ -55,7 +55,7 @@ def test_campaign_on_two_machines_equals_an_uninterrupted_training(tmp_path: Pat
     assert "2 from the store, 0 to train" in train(project), "resumed runs end like any other"
 
 
-def test_failing_training_blocks_no_other_and_damaged_outcomes_are_refused(tmp_path: Path) -> None:
+def test_failing_training_does_not_block_others_and_damaged_outcomes_are_refused(tmp_path: Path) -> None:
     project = make_project(tmp_path / "here", epochs=1)
     prepare(project)
     queue = json.loads((project / FOLDER / "queue.json").read_text(encoding="utf-8"))
@@ -67,7 +67,7 @@ def test_failing_training_blocks_no_other_and_damaged_outcomes_are_refused(tmp_p
     weights.chmod(0o644)
     weights.write_bytes(b"?")
     said = prepare(project, "--back", str(tmp_path / "there" / "campaign"))
-    assert "not a whole outcome of that run" in said and "2 groups are in data/campaign." in said
+    assert "not a complete outcome of that run" in said and "2 groups are in data/campaign." in said
 
 
 def test_deciding_profile_trains_what_brings_claims_to_an_analysis(tmp_path: Path) -> None:

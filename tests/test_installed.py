@@ -1,6 +1,6 @@
 """What `pip install claimcheck` gives: the library with three packages; with an extra's, a project of one's own.
 
-docs/add-a-paper.md is carried out: its steps suffice, and its answers come.
+Runs docs/add-a-paper.md: its steps suffice, and its outputs are right.
 """
 
 import json

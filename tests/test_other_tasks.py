@@ -1,4 +1,4 @@
-"""A stranger's project whose data have other labels than one class: from params to verdicts, and what answers."""
+"""A user's project whose labels aren't one class, from params to verdicts and to the service's answers."""
 
 import base64
 import csv

@@ -150,13 +150,16 @@ def test_plan_explains_its_counts(params: Params) -> None:
     (cost,) = plan_costs(params, params.profiles["paper"], ["dac-sgemm"], one_flop).values()
     said = list(what_counts(cost, params.rates))
     hours = f"{cost.hours('cuda'):.2g}"
-    assert said[0].startswith("As printed, all takes ") and said[1].endswith(
+    assert said[0].startswith("As printed, everything takes ") and said[1].endswith(
         "are counted as if each were trained alone"
     )
-    assert said[2].startswith(f"As printed, all takes {hours} hours on cuda: ") and f" and {hours} to launch" in said[2]
+    assert (
+        said[2].startswith(f"As printed, everything takes {hours} hours on cuda: ")
+        and f" and {hours} to launch" in said[2]
+    )
     assert said[3] == (
-        f"  {cost.runs:,} stacked trainings share the steps of their stack; if each were trained alone, all would take "
-        f"{cost.alone_seconds['cuda'] / 3600:.0f} hours"
+        f"  {cost.runs:,} stacked trainings share the steps of their stack; if each were trained alone, everything "
+        f"would take {cost.alone_seconds['cuda'] / 3600:.0f} hours"
     )
 
 
@@ -323,7 +326,7 @@ def test_tf32_products_have_their_own_rate_and_launch_time_is_unchanged(params: 
     assert tf32.seconds["cpu"] > printed.seconds["cpu"], "emulated on a CPU"
     assert plan("paper-tf32", 1).seconds["cuda"] == plan("paper", 1).seconds["cuda"]
     (said,) = in_other_profile("paper-tf32", tf32, printed, params.rates)
-    assert said.startswith("Under paper-tf32, all takes ") and " hours on cuda (" in said
+    assert said.startswith("Under paper-tf32, everything takes ") and " hours on cuda (" in said
 
 
 def test_tables_are_stacked_under_tf32_as_under_paper(params: Params) -> None:

@@ -136,7 +136,7 @@ def test_republishing_replaces_changed_lines_and_keeps_others_with_their_origin(
     ("lines", "said"),
     [
         ([], "dvc repro evaluate@toy"),
-        ([result(provenance="embedded")], "placeholder data, which are no evidence"),
+        ([result(provenance="embedded")], "placeholder data, which isn't evidence"),
         ([result(code=CODE | {SEEDING: "0" * 16})], r"has changed since \(stages\.training\.seeding"),
         ([result()], "dvc repro evaluate@toy"),  # its cost is missing
     ],
@@ -163,7 +163,7 @@ def test_variables_of_another_repository_are_ignored(
     assert not is_dirty(checkout)
 
 
-def test_folder_inside_another_repository_is_no_clone(checkout: Path) -> None:
+def test_folder_inside_another_repository_is_not_a_clone(checkout: Path) -> None:
     inner = checkout / "unpacked"
     inner.mkdir()
     assert not is_full_clone(inner)

@@ -158,7 +158,7 @@ def test_readme_counts_claims_correctly() -> None:
     claims = read_claims(REPOSITORY / "data" / "claims.csv")
     implied = {claim.id for claim in claims if claim.id.endswith(".order") or claim.id.startswith("ninformer.rank.")}
     elsewhere = {claim.id for claim in claims if claim.place == "authors' web pages"} - implied
-    shown = r"There are (\d+) claims: (\d+) from the papers, (\d+) from web pages .*? and (\d+) orders"
+    shown = r"Of our (\d+) claims, (\d+) are from the papers, (\d+) from web pages .*?, and (\d+) are orders"
     (counts,) = re.findall(shown, README, re.DOTALL)
     assert [*map(int, counts)] == [
         *(len(claims), len(claims) - len(elsewhere) - len(implied)),

@@ -503,7 +503,7 @@ def test_database_is_the_same_in_a_locale_without_utf8(root: Path) -> None:
 
 def test_report_without_a_database_explains_how_to_get_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([]) == 1
-    assert "`make serve` makes it of the evidence in git" in capsys.readouterr().err
+    assert "`make serve` builds it from the evidence in git" in capsys.readouterr().err
 
 
 def test_every_paper_has_a_table_of_verdicts(root: Path) -> None:
@@ -521,7 +521,7 @@ def test_status_builds_the_database_and_counts_like_the_front_page(
 ) -> None:
     assert cli.main(["status"]) == 0
     output = capsys.readouterr()
-    assert "making data/results.db from the published evidence" in output.err and output.err.count("\n") == 1
+    assert "building data/results.db from published evidence" in output.err and output.err.count("\n") == 1
     lines = output.out.splitlines()
     with open_results("data/results.db")() as session:
         tallies = tally(session)

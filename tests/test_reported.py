@@ -232,7 +232,7 @@ def test_commands_judge_lint_and_write_a_page(tmp_path: Path, capsys: pytest.Cap
     text = page.read_text(encoding="utf-8")
     assert "Reported, not retrained" in text and "&lt;b&gt;" in text and "<b><b>" not in text and "<svg" in text
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
-    assert main(["lint", str(claims)]) == 1 and "line 3: b: 99 is no share" in capsys.readouterr().out
+    assert main(["lint", str(claims)]) == 1 and "line 3: b: 99 isn't a share" in capsys.readouterr().out
     rules = tmp_path / "rules.yaml"
     rules.write_text("verdicts: {alpha_within: 7}\n", encoding="utf-8")
     assert main(["judge", str(claims), str(found), "--rules", str(rules)]) == 1

@@ -299,8 +299,8 @@ ERRORS = long("error", [0.82] * 4 + [0.821], [0.8] * 4 + [0.801])
             "write 2.1 % if it is in perc",
         ),
         ("a,gap,accuracy,ours,base,0.5", long("accuracy", [0.975, 0.976], [0.97, 0.971]), "in percent, say so"),
-        ("a,order,loss,ours,base,12 %", long("loss", scaled(OURS), scaled(BASE)), "'loss', which is no share"),
-        ("a,value,loss,ours,,12 %", long("loss", scaled(OURS)), "'loss', which is no share"),
+        ("a,order,loss,ours,base,12 %", long("loss", scaled(OURS), scaled(BASE)), "'loss', which isn't a share"),
+        ("a,value,loss,ours,,12 %", long("loss", scaled(OURS)), "'loss', which isn't a share"),
         ("a,order,accuracy,ours,base,2.1 %", long("accuracy", OURS, scaled(BASE)), "the results have 0.971 and 95.1"),
         ("a,order,error,ours,base,0.10 %", long("error", [0.8, 0.81], [0.9, 0.91]), "in percent, say so"),
         (
@@ -309,7 +309,7 @@ ERRORS = long("error", [0.82] * 4 + [0.821], [0.8] * 4 + [0.801])
             "depends on the unit",
         ),
         ("a,value,bleu,ours,,27.3", long("bleu", [0.273, 0.274, 0.272]), "in percent, say so"),
-        ("a,value,accuracy,ours,,97.1 %", long("accuracy", [143.0, 97.0]), "143 in the results is no share"),
+        ("a,value,accuracy,ours,,97.1 %", long("accuracy", [143.0, 97.0]), "143 in the results isn't a share"),
         ("a,order,error,ours,base,-2.1 %", long("error", OURS, BASE), "positive, also if lower is better"),
         ("a,gap,accuracy,ours,base,0.0 %", long("accuracy", OURS, BASE), "use kind comparable"),
         ("a,comparable,accuracy,ours,base,1 %,,0.2", long("accuracy", OURS, BASE), "no standard deviation"),
@@ -338,7 +338,7 @@ def test_unit_is_decided_for_each_metric_and_data_set() -> None:
         assert (judged.verdicts[-1].status if judged.verdicts else None) is status, "a value in the claims confirms it"
 
 
-def test_relative_gain_is_no_difference_for_judge_and_lint() -> None:
+def test_relative_gain_is_not_a_difference_for_judge_and_lint() -> None:
     claims = table("v,value,accuracy,ours,,97.2 %", "w,value,accuracy,base,,95.1 %", "o,order,accuracy,ours,base,43 %")
     *_, order = claimcheck.judge(claims, long("accuracy", OURS, BASE)).verdicts
     assert order.status is Status.SUPPORTED and order.verdict.size and order.verdict.size.status is Status.NOT_TESTED
@@ -380,7 +380,7 @@ def test_margin_of_comparable_losses_is_relative() -> None:
     )
 
 
-def test_standard_error_is_no_standard_deviation() -> None:
+def test_standard_error_is_not_a_standard_deviation() -> None:
     header = "id,kind,metric,arm,baseline,printed,n,stderr,std"
     rows = (
         "a,value,accuracy,ours,,97.9 %,4,0.2",
@@ -503,7 +503,7 @@ def test_missing_names_have_a_hint() -> None:
     )
 
 
-def test_size_of_a_model_is_no_seed(tmp_path: Path) -> None:
+def test_size_of_a_model_is_not_a_seed(tmp_path: Path) -> None:
     names = ["resnet-18", "resnet-34", "bert-base-seed1-lr0.1", "vit/run2", "vit run 2"]
     (tmp_path / "runs.csv").write_text("Name,accuracy\n" + "".join(f"{name},0.9\n" for name in names), encoding="utf-8")
     found = import_results("csv", tmp_path / "runs.csv")

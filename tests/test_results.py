@@ -344,7 +344,7 @@ def test_count_of_orders_has_no_gain() -> None:
     assert pair_gains(Claim(id="rank", kind="tally", unit="orders"), unjudged(behind), ARMS) == ()
 
 
-def test_single_pair_or_single_values_are_no_grid() -> None:
+def test_single_pair_or_single_values_are_not_a_grid() -> None:
     pair = [*runs("proposed", "a", [0.1, 0.2]), *runs("baseline", "x", [0.3, 0.4])]
     assert pair_gains(ERROR, unjudged(pair), ARMS) == ()
     values = [*runs("proposed", "a", [0.1, 0.2]), *runs("proposed", "b", [0.1, 0.2])]

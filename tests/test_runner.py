@@ -129,7 +129,7 @@ def test_named_runs_are_trained_regardless_of_profile_roles(project: Path) -> No
     assert run(only=["ninf*.0"])
     run_list = read_run_list(Path("data/runs") / EXPERIMENT)
     assert run_list is not None and {listed.arm for listed in run_list.runs} == {"ninformer"}
-    with pytest.raises(ParamsError, match=r"no run fits 'nin\.0'; there are ninformer\.0 to vit\.0"):
+    with pytest.raises(ParamsError, match=r"no run matches 'nin\.0'; there are ninformer\.0 to vit\.0"):
         run(only=["nin.0"])
 
 
@@ -153,7 +153,7 @@ def test_damaged_or_mismatched_pulled_outcome_is_not_adopted(
     capsys.readouterr()
     events: list[Event] = []
     assert run(events)
-    assert spec or "not a whole outcome of that run (weights.safetensors is not the file" in capsys.readouterr().out
+    assert spec or "not a complete outcome of that run (weights.safetensors is not the file" in capsys.readouterr().out
     assert [event.label for event in events if event.kind == "finished"] == [f"{EXPERIMENT} vit.0"]
     assert path.read_bytes() == content, "the damaged file is replaced"
 

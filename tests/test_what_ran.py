@@ -179,7 +179,7 @@ def test_environment_has_digests_of_paths_and_modules_with_unusual_loaders(
     assert found["modules"].keys() >= {"tests", "random", "torch", "shadow"} and "numpy" not in found["modules"]
 
 
-def test_package_that_an_earlier_run_loaded_is_no_unknown_code() -> None:
+def test_package_that_an_earlier_run_loaded_does_not_count_as_unknown() -> None:
     assert "yaml" not in process.describe_process({"yaml": "PyYAML==6"})["modules"]
 
 

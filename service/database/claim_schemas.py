@@ -35,7 +35,7 @@ from stages.results import (
 
 
 class MeasuredOut(Out):
-    """A number of ours with its interval."""
+    """Our number with its interval."""
 
     value: float
     low: float | None = Field(description="the verdict's interval in claims, elsewhere the 95 % interval")
@@ -50,13 +50,13 @@ class MeasuredOut(Out):
 
 
 class ReadingOut(Out):
-    """One reading of the claim, and if it holds."""
+    """One reading of the claim, and whether it holds."""
 
     name: str
     text: str = Field(description="assumed meaning, and why the words allow it")
     holds: bool
     ours: MeasuredOut | None = Field(description="our number under this reading, in the claim's unit")
-    brief: str | None = Field(description="result in a few words, if it is another number than the claim's")
+    brief: str | None = Field(description="result in a few words, if its number isn't the claim's")
 
 
 class FindingOut(Out):
@@ -348,7 +348,7 @@ class ImagePairOut(Out, of=ImagePair):
 
 
 class VersusOut(Out):
-    """Answer to the question if one model beats another."""
+    """Answer to the question whether one model beats another."""
 
     dataset: str
     metric: str

@@ -375,12 +375,12 @@ def choose_checkpoints(session: Session, dataset: str, arms: Sequence[str]) -> l
     real = strongest([row for row in matching if not row.is_stand_in])
     origins = list(dict.fromkeys(row.experiment for row in real))
     if len(origins) > 1:
-        raise AmbiguousCheckpoint(f"models of {', '.join(origins)} fit; name one by checkpoint=: {_some(real)}")
+        raise AmbiguousCheckpoint(f"models of {', '.join(origins)} fit; name one with checkpoint=: {_some(real)}")
     missing = [name for name in dict.fromkeys(arms) if name not in {row.arm for row in real}]
     if missing or not real:
         stand_ins = [row for row in matching if row.is_stand_in]
         whose = ", ".join(missing) or "a model"
-        others = f"; models of placeholder data answer only to checkpoint=: {_some(stand_ins)}" if stand_ins else ""
+        others = f"; placeholder models answer only if named with checkpoint=: {_some(stand_ins)}" if stand_ins else ""
         raise NoRealCheckpoint(f"no weights of {whose} trained on real {dataset} data are here{others}")
     return real
 

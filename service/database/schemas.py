@@ -47,7 +47,7 @@ class Out(BaseModel):
 
 
 class RegistrationOut(Out):
-    """States if claim, rules and runs were registered before training."""
+    """States whether claim, rules and runs were registered before training."""
 
     mark: str = Field(examples=["exploratory"], description="confirmatory, exploratory, or unknown without git")
     why: str

@@ -37,7 +37,7 @@ class NotModified(HTTPException):
 
 
 class KnownAnswer(Exception):
-    """The same request was answered while this one waited; `AnswerCache` sends that answer for the handler's."""
+    """The same request was answered while this one waited; `AnswerCache` sends that answer instead."""
 
 
 def raw_query(scope: Scope) -> str:

@@ -48,7 +48,7 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 COUNT_SECONDS, MAX_BEGUN = 2.0, 8
 CACHED_SECONDS, CACHED_BYTES, CACHED_OVERHEAD_BYTES, MAX_HOST = 60.0, 32 << 20, 4096, 256
 UNCACHED = frozenset({b"range", b"content-encoding", b"content-length", b"transfer-encoding"})
-"""Headers of requests that the cache leaves to the routes: ranges, and bodies, which may be refused."""
+"""Request headers with which the cache doesn't answer: those of ranges, and of bodies, which a route may refuse."""
 FRESH_SECONDS, READ_SECONDS = 0.25, 1.0
 MAX_ACCEPT_BYTES = 1024  # browsers send about 150
 NO_GZIP = re.compile(rb"gzip[ \t]*;[ \t]*q=0(\.0*)?[ \t]*(,|$)", re.IGNORECASE)
@@ -82,8 +82,9 @@ class RequestContextMiddleware(HttpMiddleware):
     HEAD is answered as GET without the body, and `If-None-Match: *` with 304 if the resource exists.  While the service
     drains, responses close their connections.
 
-    Most answers take the event loop less than a millisecond, but a client's many connections could each begin one in
-    every iteration, and others' requests need several.  After `MAX_BEGUN` in an iteration, requests begin one by one.
+    Most answers take the event loop less than a millisecond.  But one client with many connections could begin one on
+    each of them in every iteration, and delay other requests, which take several iterations.  So after `MAX_BEGUN` in
+    an iteration, requests begin one by one.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, readiness: Readiness) -> None:
@@ -335,7 +336,7 @@ class AnswerCache(HttpMiddleware):
             await known(scope, receive, send)
 
     def _expect(self, content: str) -> None:
-        """Require another reading if an answer was made from other content than the last reading found."""
+        """Require another reading if an answer was made from content that the last reading didn't find."""
         if content != self._content:
             self._content, self._read_at = content, -math.inf
             if self._reading is not None:
@@ -345,7 +346,7 @@ class AnswerCache(HttpMiddleware):
         """Return True if the database has this content, by a reading that is at most `FRESH_SECONDS` old."""
         arrived = time.monotonic()
         if arrived - self._read_at > FRESH_SECONDS / 2 and (self._reading is None or self._reading.done()):
-            # in a context of its own: the reading belongs to no client and to no trace
+            # In a new context, because the reading belongs to no client and to no trace.
             self._reading = asyncio.create_task(self._read(), context=Context())
         if arrived - self._read_at > FRESH_SECONDS and self._reading is not None:
             await asyncio.wait({self._reading}, timeout=READ_SECONDS)
@@ -394,7 +395,7 @@ class BodyLimit(HttpMiddleware):
     """Limits request bodies, whether their declared length is right, wrong or absent.
 
     413: the body is larger than `limit` bytes.  408: it doesn't arrive within `seconds`.  415: it is compressed.
-    503: with it, all bodies in memory would exceed `together` bytes, or one client's would exceed half of that.
+    503: the bodies in memory would exceed `together` bytes, or one client's bodies would exceed half of that.
     """
 
     def __init__(self, app: ASGIApp, limit: int, together: int, seconds: float) -> None:
@@ -404,7 +405,7 @@ class BodyLimit(HttpMiddleware):
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         if (encoding := headers.get("content-encoding", "").lower()) not in ("", "identity"):
-            raise Problem(415, f"a body encoded as {encoding[:40]!r} isn't read; send it plain")
+            raise Problem(415, f"bodies with Content-Encoding {encoding[:40]!r} aren't supported; send it uncompressed")
         declared, too_large = headers.get("content-length", ""), f"the request body is larger than {self.limit:,} bytes"
         if declared.isdecimal() and int(declared[:20]) > self.limit:
             raise Problem(413, too_large)

@@ -98,7 +98,7 @@ class Table(Response):
 def rows_as_csv(kind: type[BaseModel], rows: Sequence[BaseModel]) -> str:
     """Return `rows` of one schema as CSV.
 
-    A nested object's leaves are `outer.inner`, names in a list are separated by blanks, metrics have a column each,
+    A nested object's leaves are `outer.inner`, names in a list are separated by spaces, metrics have a column each,
     deeper nesting is JSON, and null is empty.
     """
     buffer = io.StringIO()

@@ -1,4 +1,4 @@
-"""Find the checkpoints that a request means, with one database query per content and question."""
+"""Find the checkpoints that a request refers to, with one database query per content and question."""
 
 from __future__ import annotations
 

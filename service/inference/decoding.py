@@ -226,7 +226,7 @@ class Decoder:
                 process.ask((GOOD, [(1, 1, 1)]))
             except ProcessGone:
                 _replace(process)
-                raise InferenceStopped("images can't be decoded at the moment: decoders end at once") from None
+                raise InferenceStopped("images can't be decoded at the moment: decoders exit immediately") from None
             raise ImageError(fault)
         if share.computed < BUSY * self.seconds:
             raise Busy("this machine is too busy to decode the image in time")

@@ -22,7 +22,7 @@ KEEP_SECONDS = 60.0
 
 @dataclass
 class _Loaded:
-    """A predictor, its last use with the client, and the last use by any other client."""
+    """A predictor, the time and client of its last use, and the time of the last use by another client."""
 
     predictor: Predictor
     size_bytes: int
@@ -58,8 +58,8 @@ class PredictorCache:
     def _make_room(self, new: _Loaded) -> None:
         """Evict weights to make room for new ones.
 
-        First go those that no other client used recently, then those of clients with more weights than the one that
-        asks.
+        Weights that no other client used recently are evicted first, then those of clients with more weights in memory
+        than the requesting one.
         """
         while self._loaded and self.size_bytes + new.size_bytes > self.budget_bytes:
             held = Counter({new.client: new.size_bytes})
@@ -85,7 +85,7 @@ class PredictorCache:
 
 
 def settle(threads: int) -> None:
-    """Set up a process that only runs passes: this number of threads, and memory is kept for the next pass."""
+    """Set up a process for forward passes: set its number of threads, and keep freed memory for the next pass."""
     keep_freed_memory()
     torch.set_num_threads(threads)
 

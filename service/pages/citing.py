@@ -96,10 +96,10 @@ def read_project(files: Mapping[str, Path]) -> Project:
 
 
 def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str | None, project: Project) -> str:
-    """Return an entry with the claim, its verdict, and the digest that shows if either was changed.
+    """Return an entry with the claim, its verdict, and the digest that shows whether either was changed.
 
     `address` is the permanent one of the service, if any.  The entry's URL contains the digest (`cited=`), so that the
-    page can say if it is still current.
+    page can say whether it is still current.
     """
     digest = record.verdict.digest[:DIGITS]
     note = f"Claim {record.claim.id} of “{paper.title}”, {record.claim.place}; verdict {digest}"

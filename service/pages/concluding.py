@@ -213,7 +213,7 @@ def _rest_of_grid(record: ClaimRecord) -> list[str]:
 
 
 def _size(record: ClaimRecord) -> list[str]:
-    """Say if the size agrees with the paper and, if that is open, why."""
+    """Say whether the size agrees with the paper and, if that is open, why."""
     claim, verdict = record.claim, record.verdict
     if verdict.size:
         side = side_of(verdict.size["status"])
@@ -250,7 +250,7 @@ def _metrics(record: ClaimRecord) -> list[str]:
         first = changed.changed["metric"][0]
         sentence = f"The claim was first listed under another metric, “{lower_first(name_metric(first))}”"
         if variant := variants.pop(first, None):
-            sentence += f": by that it is {headline_of(variant['status'])}{_ends(variant, claim)}"
+            sentence += f": under that metric it is {headline_of(variant['status'])}{_ends(variant, claim)}"
         rules = (row for row in record.changes if row.seen is not None and row.date == changed.date)
         rule = next(rules, None)
         seen = "after results had been published" if changed.after_evidence else "before any result"
@@ -259,7 +259,7 @@ def _metrics(record: ClaimRecord) -> list[str]:
         why = lower_first(rule.why if rule else changed.why.partition(";")[0]).rstrip(".")
         sentences.append(f"{sentence}. The metric was changed on {changed.date}, {seen} ({why}).")
     sentences += [
-        f"By “{lower_first(name_metric(name))}” it is {headline_of(variant['status'])}{_ends(variant, claim)}."
+        f"Under “{lower_first(name_metric(name))}” it is {headline_of(variant['status'])}{_ends(variant, claim)}."
         for name, variant in variants.items()
         if variant["status"] != verdict.status
     ]

@@ -132,7 +132,7 @@ def draw_strip(rows: Iterable[JudgedClaim], names: Mapping[str, str]) -> ClaimSt
         dots.append(replace(dot, count=len(group), text=text, label=label))
     height = max(height, 2 * (DOT + 8) + STACK * (max(stacked.values(), default=1) - 1))
     many = sum(dot.count for dot in dots)
-    text = f"{many} printed numbers with ours" if dots else "no printed number has one of ours"
+    text = f"{many} printed numbers with ours" if dots else "no printed number to compare yet"
     return ClaimStrip(height=height, dots=tuple(dots), text=text)
 
 

@@ -110,7 +110,7 @@ def date_of(paper: Paper) -> str:
 
 
 A_PART = (
-    "a part of a grid speaks only for itself, and claims about the whole grid are judged once, when all of it has run"
+    "part of a grid says nothing about the rest; claims about the whole grid are judged once, when all of it has run"
 )
 _LEVELS = {"depth": "layers", "width": "units"}
 """Units of the levels of a grid's factor."""

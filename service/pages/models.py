@@ -161,7 +161,7 @@ def describe_twins(entries: Sequence[ComparedModel]) -> list[str]:
         if max(times) >= APART * min(times):
             names = listed([entry.arm.title for entry in twins])
             far = f"{duration(min(times), 2)} to {duration(max(times), 2)}"
-            said = f"{names} are the same network, timed alike at different hours: {far}."
+            said = f"{names} are the same network, timed in the same way at different times: {far}."
             sentences.append(f"{said} Smaller differences mean nothing.")
     return sentences
 

@@ -42,16 +42,17 @@ class Card:
 
 
 def cards_of(tallies: Sequence[Tally]) -> list[Card]:
-    """Return cards for confirmed, contradicted and untested claims; a sentence counts the open ones."""
+    """Return cards for claims that hold, fail and are not tested; a sentence counts the open ones."""
 
-    def card(word: Word, title: str) -> Card:
+    def card(word: Word, plural: str) -> Card:
         parts = [(counts.by_word[word], how.lower()) for how, counts in by_ground(tallies)]
         number = sum(each for each, _ in parts)
+        title = word if number == 1 else plural
         return Card(word=word, title=title, number=number, parts=tuple(part for part in parts if part[0]))
 
     return [
-        card(Word.HOLDS, "confirmed"),
-        card(Word.FAILS, "contradicted"),
+        card(Word.HOLDS, "hold"),
+        card(Word.FAILS, "fail"),
         card(Word.NOT_TESTED, "not tested yet"),
     ]
 

@@ -18,7 +18,7 @@ from service.pages.wording import side_of
 from stages.results import ICONS, Claim, JudgedClaim, Rules, Status, VerdictRow, levels_of
 
 WANTED = 0.8
-"""As in `stages.verdicts.power`, whose `needed` are replicates for this chance."""
+"""Chance for which `stages.verdicts.power` computes the `needed` replicates."""
 
 
 def plan_in_words(claim: Claim, verdict: VerdictRow) -> tuple[str, list[str]] | None:

@@ -254,7 +254,7 @@ def _show(session: Session, claim: Claim, comparison: ExperimentComparison, kind
 
 
 def _bests(comparison: ExperimentComparison) -> list[str]:
-    """Name the best model of each role, a sentence each."""
+    """Name the best model of each role, one sentence per role."""
     write, is_lower = value_in(comparison.metric.unit), comparison.metric.better == "lower"
     sentences = []
     for role in ("baseline", "proposed"):

@@ -32,7 +32,7 @@ its many model models more much my network networks of on or paper really than t
 was were what when which who why will with work you
 """
 BETTER = ("order", "difference", "gap", "tally", "wins")
-"""Kinds of claims that one model is better than another if their number is above 0."""
+"""Kinds of claims that say, if their number is above 0, that one model is better than another."""
 WEIGHTS = {"about": 1.0, "name": 2.0, "statement": 3.0, "models": 3.0}
 """Columns of the index with their weights; a claim's own words weigh as much as its models."""
 COMPARING = ("against", "beat")

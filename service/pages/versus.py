@@ -142,7 +142,7 @@ def facts_of(found: Versus) -> list[tuple[str, str]]:
     rows = []
     for title, side in zip(name_sides(found), (found.a, found.b), strict=True):
         reached = "no result yet" if side.value is None else f"{write(side.value)} (n = {side.n})"
-        rows.append((title, f"{reached}, {side.trained} of {side.planned} runs in full length"))
+        rows.append((title, f"{reached}, {side.trained} of {side.planned} runs at full length"))
     if found.least is not None:
         least = gain_in_words(found, found.least).removeprefix("+")
         detects = f"{found.a.planned} runs of each detect {least} or more with a chance of 80 %"

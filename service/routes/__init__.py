@@ -1,1 +1,1 @@
-"""One module a resource, each with its router."""
+"""One module per resource, each with its router."""

@@ -1,7 +1,7 @@
 """`/api/v1/export`: the whole database as Parquet for pandas, DuckDB or R, one file per table or all of them in a zip.
 
 Columns have the database's names and types; JSON columns are text.  The metadata of each file names the database's
-content, so that users can see if files from two requests belong together.
+content, so that users can see whether files from two requests belong together.
 """
 
 from __future__ import annotations

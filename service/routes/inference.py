@@ -139,7 +139,7 @@ async def choose_served_checkpoints(
             raise Problem(422, f"{len(given)} {what}; one request takes at most {MAX_NAMES}")
     wanted = dataset or form_dataset
     if names and wanted:
-        raise Problem(422, "name models either by checkpoint= or by dataset=, not by both")
+        raise Problem(422, "name models with either checkpoint= or dataset=, not both")
     if not names and not wanted:
         raise Problem(422, "no model is named; use checkpoint=<id>, or dataset=<name> with arm=<name>")
     return await app_state_of(request).choices.named(names, wanted, arms)

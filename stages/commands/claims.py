@@ -80,7 +80,7 @@ def show(options: argparse.Namespace) -> Answer:
 
 def _claim(name: str) -> dict[str, Any]:
     """Return the claim as a document whose keys are those of the API."""
-    from stages.results import find_judged  # brings the database
+    from stages.results import find_judged  # loads SQLAlchemy
 
     with open_database()() as session:
         row = find_judged(session, name)
@@ -180,7 +180,7 @@ def register(options: argparse.Namespace) -> Answer:
     if not (options.name and options.claims and options.why):
         raise UsageError('claimcheck register: expected a name, claims and --why "…", or --check')
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", options.name):
-        raise ClaimsError(f"the name {options.name!r} has other characters than a to z, 0 to 9 and -")
+        raise ClaimsError(f"the name {options.name!r} may only have the characters a to z, 0 to 9 and -")
     path, params = FOLDER / f"{options.name}.json", as_printed(load_params())
     if path.exists():
         raise ClaimsError(f"{path} exists; a registration is never changed: choose another name")
@@ -191,7 +191,7 @@ def register(options: argparse.Namespace) -> Answer:
     chosen = _choose(rows, options.claims)
     runs = _plan(chosen, rows, params, options.runs or ["*"])
     if not runs:
-        raise ClaimsError(f"no planned run of these claims fits {' '.join(options.runs or ['*'])}")
+        raise ClaimsError(f"no planned run of these claims matches {' '.join(options.runs or ['*'])}")
     planned = {(run.experiment, run.arm, run.replicate, run.training) for run in runs}
     for claim in chosen:
         for one in read_registrations(Path()):
@@ -285,7 +285,7 @@ def _check() -> Answer:
             ]
             for change in dict.fromkeys(change for _, change in found):
                 touched = [claim for claim, other in found if other == change]
-                faults.append(f"{', '.join(touched)}: judged by another rule than registered; {change}")
+                faults.append(f"{', '.join(touched)}: not judged by the registered rule; {change}")
         document.append({"name": path.stem, "commit": commit_of(Path(), path), "claims": claims, "faults": faults})
     shown = []
     for entry in document:

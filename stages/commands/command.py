@@ -228,12 +228,10 @@ class TextTable:
 
 def open_database() -> Callable[[], Session]:
     """Open the results database; if a clone has only evidence yet, build the database first, as `make serve` does."""
-    from stages.results import ResultsUnavailable, open_results  # brings the database
+    from stages.results import ResultsUnavailable, open_results  # loads SQLAlchemy
 
     if Path("data/evidence").is_dir() and not Path(DATABASE).exists():
-        print(
-            f"no results here yet: making {DATABASE} from the published evidence, about half a minute", file=sys.stderr
-        )
+        print(f"no results here yet: building {DATABASE} from published evidence, about half a minute", file=sys.stderr)
         for stage in ("record",) if Path("data/findings.jsonl").exists() else ("analyse", "record"):
             words = [sys.executable, "-m", f"stages.{stage}"]
             if subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode:

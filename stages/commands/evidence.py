@@ -140,7 +140,7 @@ def publish(options: argparse.Namespace) -> Answer:
 
 def contribute(options: argparse.Namespace) -> Answer:
     """Pack results for another clone; `--seeds` only lists the seeds that a lab adds to the planned ones."""
-    from stages.upkeep import contributing  # brings the database
+    from stages.upkeep import contributing  # loads SQLAlchemy
 
     params = load_params()
     names = [find_experiment(params, name).name for name in options.experiments] or [
@@ -162,7 +162,7 @@ def contribute(options: argparse.Namespace) -> Answer:
 
 def accept(options: argparse.Namespace) -> Answer:
     """Check a contribution, list how many checks of each kind held, and add it to the evidence."""
-    from stages.upkeep import contributing, verifying  # brings the database
+    from stages.upkeep import contributing, verifying  # loads SQLAlchemy
 
     lines, new, trails, note = contributing.accept(
         Path(), load_params(), options.file, options.lab, key=options.key, epochs=options.retrain, device=options.device
@@ -181,7 +181,7 @@ def accept(options: argparse.Namespace) -> Answer:
 
 def export(options: argparse.Namespace) -> Answer:
     """Write results or released models in another tool's format."""
-    from stages.upkeep import crate, every_eval_ever, hub, logbook  # bring the database
+    from stages.upkeep import crate, every_eval_ever, hub, logbook  # load SQLAlchemy
 
     params, root, folder = load_params(), Path(), options.folder
     experiments = [find_experiment(params, name).name for name in options.experiments] or [*params.experiments]
@@ -274,7 +274,7 @@ def verify(options: argparse.Namespace) -> Answer:
 
     The exit code is 1 if a link is broken.
     """
-    from stages.upkeep import verifying  # brings the database
+    from stages.upkeep import verifying  # loads SQLAlchemy
 
     open_database()
     names = options.checkpoints
@@ -366,7 +366,7 @@ def sample(options: argparse.Namespace) -> Answer:
     dataset, index = options.dataset, options.index
     source = find_source(load_params().datasets, dataset)
     if (kind := source.task or source.kind) != "images":
-        raise PackedDataError(f"{dataset} is of kind {kind} and has no images with a class each")
+        raise PackedDataError(f"{dataset} is of kind {kind} and has no images with one class each")
     packed, published = Path("data/processed") / dataset, Path("data/samples") / dataset
     is_real = (packed / "dataset.json").is_file() and read_info(packed).provenance != "embedded"
     folder = published if published.is_dir() and not is_real else packed

@@ -261,7 +261,7 @@ def locked(path: Path) -> Iterator[None]:
             raise Mistake(
                 f"another repro is running in this folder (process {pid}), so nothing was done. "
                 "`claimcheck status --watch` shows how far it is; wait for its end, "
-                f"or stop it by `kill {pid}`: its finished trainings are kept"
+                f"or stop it with `kill {pid}`: its finished trainings are kept"
             ) from None
         held.truncate(0)
         held.write(str(os.getpid()))

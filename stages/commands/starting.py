@@ -47,7 +47,7 @@ def start(_: argparse.Namespace) -> Answer:
         plots.write_bytes((PACKAGE_ROOT / ".dvc" / "plots" / plots.name).read_bytes())
     shown = [f"wrote {name}" for name in found]
     if ignored := (ask_git(Path(), "check-ignore", *found, ceiling="") or "").splitlines():
-        shown.append(f"git ignores {', '.join(ignored)}: commit them by `git add --force`")
+        shown.append(f"git ignores {', '.join(ignored)}: commit them with `git add --force`")
     return Answer(document={"files": [*found]}, shown=[*shown, "next: claimcheck repro, then claimcheck status"])
 
 

@@ -67,7 +67,7 @@ class View:
     """Reads the store and the database, for the named papers or for all."""
 
     def __init__(self, params: Params, papers: Sequence[str], metrics: Path | None) -> None:
-        from stages.results import ResultsUnavailable, UnknownPaper, tally  # brings the database
+        from stages.results import ResultsUnavailable, UnknownPaper, tally  # loads SQLAlchemy
 
         self.params, self.metrics = params, metrics
         self.experiments = [name for name, one in params.experiments.items() if one.paper in papers]
@@ -114,7 +114,7 @@ class View:
 
 
 def _show_verdicts(tallies: Sequence[Any]) -> Iterator[RenderableType]:
-    from stages.recording.reporting import by_ground, shared_errors  # brings the database
+    from stages.recording.reporting import by_ground, shared_errors  # loads SQLAlchemy
     from stages.results import WORD_OF, Word
 
     parts = [

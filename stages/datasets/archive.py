@@ -80,9 +80,9 @@ def walk(archive: Path) -> Iterator[Member]:
         for member in _zip_members(archive) if is_zip else _tar_members(archive):
             unpacked_bytes += member.size_bytes
             if unpacked_bytes > limit:
-                raise DatasetError(f"{member.where}: unpacks to more than {limit:,} bytes up to here")
+                raise DatasetError(f"{member.where}: unpacks to more than {limit:,} bytes")
             if member.name in names:
-                raise DatasetError(f"{member.where}: comes twice")
+                raise DatasetError(f"{member.where}: occurs twice")
             names.add(member.name)
             yield member
     except UNREADABLE as error:
@@ -134,14 +134,14 @@ def _safe_name(name: str, archive: Path, *, is_file: bool) -> str:
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-# More than any picture of these sets has, but decoded in a fraction of a second.
+# No picture of these sets has more, and this many are decoded in a fraction of a second.
 MAX_PIXELS = 64_000_000
 
 
 def decode_square(content: bytes, side: int, where: str) -> np.ndarray:
-    """RGB uint8 [3, side, side] of a published JPEG: its shorter side resized to `side` (bilinear), the middle kept.
+    """Decode a published JPEG to RGB uint8 [3, side, side]: resize its shorter side (bilinear) and crop the centre.
 
-    A picture that is `side` x `side` already keeps its pixels.  Grey ones get three equal channels.
+    A picture that is already `side` x `side` keeps its pixels.  Grey ones get three equal channels.
     """
     with _opened(content, where, ("JPEG",)) as picture:
         return np.asarray(_middle(picture.convert("RGB"), side)).transpose(2, 0, 1)
@@ -150,15 +150,15 @@ def decode_square(content: bytes, side: int, where: str) -> np.ndarray:
 def decode_own(content: bytes, shape: tuple[int, int, int], where: str, *, is_mask: bool = False) -> np.ndarray:
     """Decode a user's own picture to uint8 `shape` [C, H, W], exactly as the service decodes an upload.
 
-    The one channel of a mask has numbers of classes, which aren't mixed.
+    A mask has one channel with class numbers, which are never interpolated.
     """
     with _opened(content, where, FORMATS) as picture:
         if picture.mode[:1] in "IF":
-            raise DatasetError(f"{where}: has more than 8 bits a channel ({picture.mode}); convert it to 8 bits")
+            raise DatasetError(f"{where}: has more than 8 bits per channel ({picture.mode}); convert it to 8 bits")
         if not is_mask:
             return fit_picture(picture, shape)
         if picture.mode not in ("1", "L", "P"):
-            raise DatasetError(f"{where}: has mode {picture.mode}; a mask is grey or has a palette, a class for each")
+            raise DatasetError(f"{where}: has mode {picture.mode}; a mask is grey or has a palette, a class per value")
         mask = crop_and_resize(turn_upright(picture), (shape[2], shape[1]), Image.Resampling.NEAREST)
         return np.asarray(mask, dtype=np.uint8)[None]
 
@@ -180,7 +180,7 @@ def _opened(content: bytes, where: str, formats: tuple[str, ...]) -> Iterator[Im
         raise
     except Exception as error:  # noqa: BLE001  (Pillow's decoders don't say which errors a damaged picture raises)
         kind = "JPEG " if formats == ("JPEG",) else ""
-        raise DatasetError(f"{where}: not a whole {kind}picture ({_describe(error)})") from None
+        raise DatasetError(f"{where}: not a complete {kind}picture ({_describe(error)})") from None
 
 
 def _describe(error: Exception) -> str:
@@ -200,7 +200,7 @@ def size_of(member: Member) -> tuple[int, int]:
         with closing(member.open_content()) as content, Image.open(content, formats=("JPEG",)) as picture:
             return picture.size
     except (*UNREADABLE, SyntaxError, Image.DecompressionBombError) as error:
-        raise DatasetError(f"{member.where}: not a whole JPEG picture ({_describe(error)})") from None
+        raise DatasetError(f"{member.where}: not a complete JPEG picture ({_describe(error)})") from None
 
 
 def _middle(picture: Image.Image, side: int) -> Image.Image:

@@ -23,7 +23,7 @@ def read_arrays(folder: Path, names: tuple[str, ...]) -> tuple[Arrays, str]:
     Also a note on arrays of a validation split, which are left out.
 
     Raises:
-        DatasetError: the file is damaged, or lacks an array; or one isn't of numbers, or has another length than its
+        DatasetError: the file is damaged, or lacks an array; or one isn't of numbers, or differs in length from its
             targets.
     """
     (name, *more), found = names, Arrays()
@@ -33,7 +33,7 @@ def read_arrays(folder: Path, names: tuple[str, ...]) -> tuple[Arrays, str]:
     try:
         content = np.load(path, allow_pickle=False)
         if isinstance(content, np.ndarray):
-            raise DatasetError(f"{path}: is one array, as numpy.save writes; put the arrays into an npz by numpy.savez")
+            raise DatasetError(f"{path}: is one array, as numpy.save writes; save the arrays with numpy.savez")
         with content as file:
             for split in ("train", "test"):
                 (x, rows), (y, targets) = (_find(file, kind, split, path) for kind in (_ROWS, _TARGETS))

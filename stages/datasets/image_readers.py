@@ -60,7 +60,7 @@ def read_idx(path: Path, magic: int) -> np.ndarray:
     try:
         content = gzip.decompress(path.read_bytes())
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DatasetError(f"{path}: not a whole gzip file ({error})") from None
+        raise DatasetError(f"{path}: not a complete gzip file ({error})") from None
     found = int.from_bytes(content[:4], "big")
     if found != magic:
         raise DatasetError(f"{path}: its magic number is {found:#010x}, expected {magic:#010x}")
@@ -219,7 +219,7 @@ def _annotated(text: str, archive: Path) -> dict[str, int]:
         if wnid not in TINY_WNIDS:
             raise DatasetError(f"{archive}, {_ANNOTATIONS}: {line!r} names no class of Tiny ImageNet")
         if name in labels:
-            raise DatasetError(f"{archive}, {_ANNOTATIONS}: {picture} comes twice")
+            raise DatasetError(f"{archive}, {_ANNOTATIONS}: {picture} occurs twice")
         labels[name] = TINY_WNIDS.index(wnid)
     return labels
 

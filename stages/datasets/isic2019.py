@@ -79,9 +79,9 @@ def read_truth(path: Path) -> dict[str, int]:
     for row in _rows(path, ("image", *COLUMNS)):
         marks = [row[column].strip() for column in COLUMNS]
         if sorted(marks) != ["0.0"] * (len(COLUMNS) - 1) + ["1.0"]:
-            raise DatasetError(f"{path}: {row['image']} is not of exactly one of {', '.join(COLUMNS)}")
+            raise DatasetError(f"{path}: {row['image']} doesn't have exactly one of {', '.join(COLUMNS)}")
         if row["image"] in labels:
-            raise DatasetError(f"{path}: {row['image']} comes twice")
+            raise DatasetError(f"{path}: {row['image']} occurs twice")
         labels[row["image"]] = marks.index("1.0")
     return labels
 

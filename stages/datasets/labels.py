@@ -64,7 +64,7 @@ def encode_masks(masks: np.ndarray, source: DatasetSource, where: str) -> np.nda
     """Bytes of masks [N, H, W], eight in an int64: 0 for a pixel that doesn't count (255), else its class and one.
 
     Raises:
-        DatasetError: they have another shape or type, or a number that is no class.
+        DatasetError: they have another shape or type, or a number that isn't a class.
     """
     if masks.ndim != 3 or masks.shape[1:] != source.shape[1:] or masks.dtype.kind not in "iub":
         expected = f"integers [N, {source.shape[1]}, {source.shape[2]}]"
@@ -102,10 +102,10 @@ def match_labels(
     Raises:
         DatasetError: a row names no picture, several, or one that has a row; or a picture has none.
     """
-    import pandas as pd  # half a second
+    import pandas as pd  # takes half a second
 
     names, frame = frame[frame.columns[0]].map(str), frame[[*columns]]
-    frame = frame.apply(pd.to_numeric, errors="coerce").fillna(frame)  # what is no number stays, for the message
+    frame = frame.apply(pd.to_numeric, errors="coerce").fillna(frame)  # other text stays, for the message
     values = encode_targets(frame.to_numpy(), source, columns, str(path))
     by_ending: dict[str, list[str]] = {}
     for name in seen:
@@ -129,7 +129,7 @@ def collect_labels(cells: Mapping[str, Any], source: DatasetSource) -> tuple[tup
     They are numbers and names of the labels that it has, or a value for each label, if `source.target` has several.
 
     Raises:
-        DatasetError: a picture has another number of labels than declared, or one that can't be learned.
+        DatasetError: a picture doesn't have the declared number of labels, or one can't be learned.
     """
     columns = source.target if isinstance(source.target, tuple) else tuple(map(str, range(source.classes)))
     if source.task == "multi-label" and not isinstance(source.target, tuple):

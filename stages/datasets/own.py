@@ -66,7 +66,7 @@ def image_reader(source: DatasetSource, manifest: Manifest, folder: Path) -> Ima
         classes = tuple(name for _, name in known)
         if source.reader == "folder" and all(map(split_of, classes)):
             raise DatasetError(
-                f"{folder}: the folders of its pictures are {', '.join(classes)}, which are splits and no classes; "
+                f"{folder}: the folders of its pictures are {', '.join(classes)}, which are splits, not classes; "
                 "move pictures into a folder for each class, below the splits, as in train/cat/0.png"
             )
         labels = {name: known.index(seen[name].label) for name in pixels}
@@ -161,7 +161,7 @@ def _divide(
         return {split: [name for name in part if name in readable] for split, part in published.items()}, note
     declared = source.train + source.test
     if not len(readable) <= declared <= len(names):
-        counts = f"{source.train:,} to train with and {source.test:,} to test"
+        counts = f"{source.train:,} for training and {source.test:,} for testing"
         raise DatasetError(f"{where}: {len(readable):,} pictures; params.yaml declares {counts}")
     random = np.random.RandomState(0)  # frozen, so that the division stays the same with every numpy
     ranked = []

@@ -51,7 +51,7 @@ def read_rows(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     for row, run in np.argwhere(~((times > 0) & np.isfinite(times)))[:1]:
         raise DatasetError(f"{path}: row {row} has the run time {times[row, run]:g} ms")
     if len({row.tobytes() for row in settings}) != len(settings):
-        raise DatasetError(f"{path}: a setting comes twice")
+        raise DatasetError(f"{path}: a setting occurs twice")
     return settings, times
 
 

@@ -128,7 +128,7 @@ def read_columns(path: Path, choose: Callable[[Any, Path], list[str]]) -> Iterat
     Raises:
         DatasetError: the file can't be read, or unpacks to too much.
     """
-    import pyarrow as pa  # a fifth of a second
+    import pyarrow as pa  # takes a fifth of a second
     from pyarrow import ipc, parquet
 
     try:
@@ -312,7 +312,7 @@ def _class(label: Any, names: Sequence[str], where: str) -> tuple[int, str]:
 def split_of(path: str) -> str:
     """Return the split that the innermost name of a path has as a word, as in train-000.tar; empty if none has one.
 
-    If one name has the words of several splits, as train_and_test.zip, these are "test and train", which is no split.
+    If one name has the words of several splits, as train_and_test.zip, these are "test and train", which isn't a split.
     """
     for part in reversed(PurePosixPath(path).parts):
         words = _SPLIT.findall(re.sub("(?<=[a-z])(?=[A-Z])", "_", part).lower())
@@ -342,7 +342,7 @@ def choose_splits(splits: Mapping[str, str], what: str, sizes: Mapping[str, int]
     if not used or {*of} != {train, *used}:
         found = [f"{split or 'none'} ({counts[split]:,} {what}, as {names[0]})" for split, names in of.items()]
         raise DatasetError(
-            f"splits that names have: {', '.join(found)}; expected train in some and test or val in all others; "
+            f"splits in the names: {', '.join(found)}; expected train in some and test or val in all others; "
             "rename files or folders after one split, or leave them out"
         )
     test, *spare = used

@@ -79,7 +79,7 @@ def download(url: str, target: Path, pin: Pin) -> Digests:
 
 def _by_fsspec(url: str) -> Iterator[bytes]:
     """The chunks of a file at an address of another kind, such as `s3://` or `file://`."""
-    import fsspec  # a third of a second
+    import fsspec  # takes a third of a second
 
     try:
         with fsspec.open(url, "rb") as file:
@@ -171,12 +171,12 @@ def _body(response: http.client.HTTPResponse, url: str) -> Iterator[bytes]:
         try:
             chunk = response.read(CHUNK_BYTES)
         except (http.client.HTTPException, OSError) as error:
-            raise Unavailable(f"{url}: broke off after {_of(received, expected)} bytes ({error})") from None
+            raise Unavailable(f"{url}: ended after {_of(received, expected)} bytes ({error})") from None
         if not chunk:
             break
         is_html = response.headers.get_content_type() == "text/html"
         if received == 0 and (is_html or chunk.lstrip().lower().startswith(HTML_STARTS)):
-            raise Unavailable(f"{url}: a web page came instead of the file")
+            raise Unavailable(f"{url}: got a web page instead of the file")
         received += len(chunk)
         yield chunk
     if expected is not None and received != expected:
@@ -222,7 +222,7 @@ def mirror_folder() -> Path | None:
     """
     name = os.environ.get("CLAIMCHECK_MIRROR")
     if name and not Path(name).is_dir():
-        raise DatasetError(f"CLAIMCHECK_MIRROR is {name}, which is no folder here; correct or unset it")
+        raise DatasetError(f"CLAIMCHECK_MIRROR is {name}, which isn't a folder here; correct or unset it")
     return Path(name) if name else None
 
 
@@ -266,9 +266,9 @@ def fetch_dataset(
             search.download_from(base)
     if search.missing:
         raise DatasetError(
-            f"{dataset}: {len(search.missing)} of {len(source.files)} files are nowhere to be had. "
+            f"{dataset}: {len(search.missing)} of {len(source.files)} files were not found. "
             f"Tried: {'; '.join(search.tried)}. Set CLAIMCHECK_MIRROR to a folder of mirrored data sets "
-            "(docs/data.md), or go on-line, or set `profile: smoke` in params.yaml"
+            "(docs/data.md), or connect to the internet, or set `profile: smoke` in params.yaml"
             + search.advice_on_digests()
             + (f". {search.how_to_accept}" if any(file.is_group for file in declared.files) else "")
         )
@@ -378,7 +378,7 @@ class _Search:
     def how_to_accept(self) -> str:
         # Forced, because DVC would restore the manifest from before this stage.
         again = f"`dvc repro -f -s fetch@{self.dataset}` and `dvc repro`"
-        return f"If the change is meant: `claimcheck stage fetch {self.dataset} --accept`, then {again}."
+        return f"If the change is intended: `claimcheck stage fetch {self.dataset} --accept`, then {again}."
 
     def take_from_mirror(self, folder: Path) -> None:
         info = read_mirror(folder)

@@ -40,7 +40,7 @@ def read_csv(path: Path, separator: str | None, **options: Any) -> Any:
     Raises:
         DatasetError: two columns have the same name, or a row has more fields than the header.
     """
-    import pandas as pd  # half a second
+    import pandas as pd  # takes half a second
 
     engine: Any = "python" if separator and len(separator) > 1 and separator != r"\s+" else "c"
     layout: dict[str, Any] = {"sep": separator or ",", "engine": engine}
@@ -60,7 +60,7 @@ def read_frame(path: Path, source: DatasetSource, reader: str, texts: Collection
     Raises:
         DatasetError: it can't be read, has no rows, or lacks a column that is declared.
     """
-    import pandas as pd  # half a second
+    import pandas as pd  # takes half a second
 
     def read_by_separator(path: Path) -> Any:
         return read_csv(path, source.separator, dtype=dict.fromkeys(texts, str))
@@ -117,7 +117,7 @@ def prepare_own_table(
         if found != counts:
             raise DatasetError(
                 f"{manifest.dataset}: {' and '.join(f'{n:,}' for n in found.values() if n) or 0} rows; params.yaml "
-                f"declares {source.train:,} to train with and {source.test:,} to test"
+                f"declares {source.train:,} for training and {source.test:,} for testing"
             )
         check_response(targets, source, manifest.dataset)
         if source.task is not None:
@@ -185,7 +185,7 @@ Frames = tuple[dict[str, Any], list[str], str]
 
 
 def _frames_of_arrays(source: DatasetSource, folder: Path) -> Frames:
-    import pandas as pd  # half a second
+    import pandas as pd  # takes half a second
 
     arrays, note = read_arrays(folder, tuple(file.name for file in source.files))
     frames, wanted = dict[str, Any](), list[str]()
@@ -236,13 +236,13 @@ def _texts_in(frames: Mapping[str, Any], folder: Path) -> list[str]:
             if found not in _KINDS:
                 raise DatasetError(
                     f"{folder / name}: column {column!r} has {found} values; expected numbers or text; leave it out "
-                    "by `ignore`"
+                    "with `ignore`"
                 )
             kinds[_KINDS[found]] = name
         if {"text", "numbers"} <= {*kinds}:
             raise DatasetError(
                 f"{folder}: column {column!r} has text in {kinds['text']} and numbers in {kinds['numbers']}; store one "
-                "type, or leave it out by `ignore`"
+                "type, or leave it out with `ignore`"
             )
         texts += [column] if "text" in kinds else []
     return texts
@@ -255,7 +255,7 @@ def _join(
 
     Text becomes a column per value.
     """
-    import pandas as pd  # half a second
+    import pandas as pd  # takes half a second
 
     texts = _texts_in(frames, folder)
     kept, blocks, targets = dict[str, np.ndarray](), [], []
@@ -284,7 +284,7 @@ def _join(
         cells = whole[name].astype(str).where(whole[name].notna())
         _refuse_numbers(cells.dropna().unique(), f"{folder}: column {name!r}")
         if (count := cells.nunique()) > _MOST_CATEGORIES:
-            raise DatasetError(f"{folder}: column {name!r} has {count:,} different texts; leave it out by `ignore`")
+            raise DatasetError(f"{folder}: column {name!r} has {count:,} different texts; leave it out with `ignore`")
         found = pd.get_dummies(cells, prefix=name, prefix_sep="=", dtype=np.float64)
         dummies.append(found.where(cells.notna(), np.nan))
     values = pd.concat(dummies, axis=1)
@@ -298,6 +298,6 @@ def _refuse_numbers(texts: Iterable[str], where: str) -> None:
     numbers = [text for text in stripped if _NUMBER.fullmatch(text.removesuffix("%").strip())]
     if odd and numbers and all(text in numbers or not any(map(str.isalnum, text)) for text in odd):
         raise DatasetError(
-            f"{where} has numbers, but for {odd[0]!r}; write numbers with a decimal point alone, leave missing ones "
-            "empty, or leave the column out by `ignore`"
+            f"{where} has numbers, except for {odd[0]!r}; write numbers with a decimal point alone, leave missing ones "
+            "empty, or leave the column out with `ignore`"
         )

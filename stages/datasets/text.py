@@ -164,7 +164,7 @@ def _join(path: Path, source: DatasetSource) -> bytes:
 
 
 def _csv_column(path: Path, source: DatasetSource) -> Iterator[Any]:
-    # Texts such as NA and null are no missing ones; an empty cell is an empty document, unless those are dropped.
+    # Texts such as NA and null aren't missing; an empty cell is an empty document, unless those are dropped.
     frame = read_csv(path, source.separator, dtype=str, keep_default_na=False)
     for text in frame[_known(source, [*map(str, frame.columns)], path)]:
         yield text if text or source.missing != "drop" else None
@@ -178,7 +178,7 @@ def _jsonl_column(path: Path, source: DatasetSource) -> Iterator[Any]:
                     fields = dict(json.loads(line).items())
                     yield fields[_known(source, [*fields], f"{path}, line {number + 1}")]
         except (ValueError, AttributeError, RecursionError) as error:
-            raise DatasetError(f"{path}: a line is no JSON object ({error})") from None
+            raise DatasetError(f"{path}: a line isn't a JSON object ({error})") from None
 
 
 def _rows_column(path: Path, source: DatasetSource) -> Iterator[Any]:

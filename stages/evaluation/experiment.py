@@ -210,7 +210,7 @@ class _Evaluator:
     def _refuse_other_code(self, modules: Sequence[str]) -> None:
         if modules:
             raise EvaluationError(
-                f"was trained by other code than evaluates it ({', '.join(modules)}); "
+                f"was trained by code that differs from the code here ({', '.join(modules)}); "
                 f"run `dvc repro train@{self.run_list.experiment}` first"
             )
 

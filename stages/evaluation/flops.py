@@ -90,13 +90,13 @@ class MeasurementCache:
         self.folder = (root or home() / "store") / kind
 
     @contextmanager
-    def held(self, name: str, *, is_patient: bool = True) -> Iterator[bool]:
-        """Lock the measurement of this name: others wait, or get False at once if they aren't patient."""
+    def held(self, name: str, *, waits: bool = True) -> Iterator[bool]:
+        """Lock the measurement of this name; if another process holds it, wait or, without `waits`, yield False."""
         path = self.folder / f"{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | (0 if is_patient else fcntl.LOCK_NB))
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             except BlockingIOError:
                 yield False
                 return

@@ -242,7 +242,7 @@ def _of_labels(loss: float, logits: np.ndarray, labels: np.ndarray) -> list[Meas
 
     Average precision covers the labels that at least one row has, because it isn't defined for others.
     """
-    from sklearn.metrics import average_precision_score, f1_score  # a second
+    from sklearn.metrics import average_precision_score, f1_score  # takes a second
 
     present, predicted = labels.any(axis=0), logits >= 0
     precision = [average_precision_score(labels[:, one], logits[:, one]) for one in np.flatnonzero(present)]

@@ -334,7 +334,7 @@ def load_params(root: Path = Path()) -> Params:
         for key, own in experiments[name].metrics.items():
             for first, other in ((one.name, one.metrics.get(key, own)) for one in experiments.values()):
                 if (other.unit, other.better) != (own.unit, own.better):
-                    raise ParamsError(f"{path}: metrics.{key} has another unit or better than in params/{first}.yaml")
+                    raise ParamsError(f"{path}: metrics.{key} differs in unit or better from params/{first}.yaml")
         for profile in index.profiles.values():
             for arm in [None, *(arm for arm in experiments[name].arms.values() if arm.protocol)]:
                 if (recipe := resolve_protocol(experiments[name], profile, arm).recipe) is not None:

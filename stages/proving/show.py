@@ -153,7 +153,7 @@ def known_runs(root: Path) -> Iterator[KnownRun]:
             environment = json.loads((folder / "result.json").read_bytes())["environment"]
             yield KnownRun(f"the store's {key[:12]}", key, spec, environment, packed.get(spec["data_digest"], ""))
         except (OSError, ValueError, KeyError):
-            continue  # a damaged outcome is no evidence, and is set aside when it is requested
+            continue  # a damaged outcome isn't evidence, and is set aside when it is requested
 
 
 def find_changed(
@@ -360,7 +360,7 @@ def check_out(root: Path, revision: str, folder: Path) -> str:
         raise EquivalenceError(f"both codes are taken from git, and {words}")
     name = ask_git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     if not name:
-        raise EquivalenceError(f"{revision!r} is no revision of this clone; `git log` lists them")
+        raise EquivalenceError(f"{revision!r} isn't a revision of this clone; `git log` lists them")
     try:
         packed = run_git(root, "archive", "--format=tar", name)
     except GitError as error:
@@ -458,7 +458,7 @@ def _compare_line(
         if (run := runs.get(compared.run_key)) is None:
             continue
         if compared.path != path_of(run.spec):
-            raise EquivalenceError(f"{compared.run} takes another path than the line says")
+            raise EquivalenceError(f"{compared.run} doesn't take the path that the line states")
         try:
             cuts = cut_run(packed, run, FEW_STEPS)
         except (DatasetError, PackedDataError):

@@ -137,7 +137,7 @@ def find_lost(root: Path, versions: Iterable[Version], *more: Retraction) -> lis
 
 
 def _numbers(piece: bytes) -> str | None:
-    """Return the run of a result line and everything measured of its model; None if the piece is no result line."""
+    """Return the run of a result line and everything measured of its model; None if the piece isn't a result line."""
     try:
         line = json.loads(piece)["result"]
         metrics = [[row["metric"], row["split"], row["value"], row.get("n")] for row in line["metrics"]]

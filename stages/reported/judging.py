@@ -339,7 +339,7 @@ def comparable(
 ) -> ReportedVerdict:
     """Judge whether `a` is worse than `b` by no more than the margin; `printed` is a loss that the paper accepts.
 
-    The margin of a metric that is no share is relative to the mean of `b`.  Other arguments are as in `order`.
+    The margin of a metric that isn't a share is relative to the mean of `b`.  Other arguments are as in `order`.
     """
     how = _Comparison(better, margin, rules, claim, is_share, paired, folds)
     number = None if printed is None else _parse(printed)
@@ -481,7 +481,7 @@ class _Comparison:
             _check_shares(printed, one, other)
         if printed and printed.is_percent and not self.is_share:
             raise ValueError(
-                "percent of a number that is no share is a ratio; print the difference in the metric's unit"
+                "percent of a number that isn't a share is a ratio; print the difference in the metric's unit"
             )
         mean_a, mean_b = (fmean(sample.values) if sample.values else math.nan for sample in (one, other))
         precision = printed.rounding if printed else 0.0

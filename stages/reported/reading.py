@@ -99,7 +99,7 @@ def read_table(table: Table, needed: Sequence[str], aliases: Mapping[str, str]) 
     elif isinstance(table, str | Path):
         frame = read_file(Path(table))
     else:
-        raise TableError(f"{repr(table)[:60]} is no table; expected the path of a CSV file, or a data frame")
+        raise TableError(f"{repr(table)[:60]} isn't a table; expected the path of a CSV file, or a data frame")
     frame.columns = [str(column).strip().lower() for column in frame.columns]
     frame = frame.rename(columns={old: new for old, new in aliases.items() if new not in frame.columns})
     frame = frame.loc[:, [column != "" for column in frame.columns]]
@@ -199,14 +199,14 @@ def check_unit(row: ClaimRow, is_share: bool) -> None:
         return
     if not is_share and row.unit == "%":
         raise ValueError(
-            f"{row.text} in percent is no difference of {row.metric!r}, which is no share; print it in the metric's "
-            "unit, or leave printed empty to judge the order alone"
+            f"{row.text} in percent isn't a difference of {row.metric!r}, which isn't a share; print it in the "
+            "metric's unit, or leave printed empty to judge the order alone"
         )
     size = abs(row.printed.value)
     if is_share and size > 1 and not row.printed.is_percent:
-        raise ValueError(f"{row.text} is no share of 1; write {row.text} % if it is in percent")
+        raise ValueError(f"{row.text} isn't a share of 1; write {row.text} % if it is in percent")
     if is_share and (size > 1 or (row.kind == "value" and row.printed.value < 0)):
-        raise ValueError(f"{row.text} is no share; expected a number from 0 to 100 %")
+        raise ValueError(f"{row.text} isn't a share; expected a number from 0 to 100 %")
 
 
 def _read_row(line: int, texts: Mapping[str, str], printed_cell: object) -> ClaimRow:
@@ -248,7 +248,7 @@ def _read_row(line: int, texts: Mapping[str, str], printed_cell: object) -> Clai
             "the sign, or use kind gap for a worse model and kind comparable for 0"
         )
     if kind == "gap" and printed and not printed.value:
-        raise ValueError(f"printed is {text('printed')}, which is no size to compare with; use kind comparable")
+        raise ValueError(f"printed is {text('printed')}, which isn't a size to compare with; use kind comparable")
     return ClaimRow(
         line=line,
         id=text("id"),

@@ -47,12 +47,12 @@ def find_divisors(cells: pd.DataFrame, better: str) -> Sequence[float]:
     accuracy below 1 isn't below 1 %, but an error may be.
 
     Raises:
-        ValueError: a result is no share, or results above 1 and below are mixed.
+        ValueError: a result isn't a share, or results above 1 and below are mixed.
     """
     size = cells["value"].abs()
     if (size / cells["divisor"].fillna(100) > 1 + ROUNDING).any() or (cells["value"] < 0).any():
         worst = cells["value"].min() if (cells["value"] < 0).any() else size.max()
-        raise ValueError(f"{worst:g} in the results is no share; expected 0 to 1, or 0 to 100 %")
+        raise ValueError(f"{worst:g} in the results isn't a share; expected 0 to 1, or 0 to 100 %")
     bare = size[cells["divisor"].isna() & (size > 0)]
     above, below = bare[bare > 1 + ROUNDING], bare[bare <= 1 + ROUNDING]
     if len(above) and len(below):

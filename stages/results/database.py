@@ -105,7 +105,7 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
             path.open("rb").close()
         except FileNotFoundError:
             raise ResultsUnavailable(
-                "there is no results database yet: `make serve` makes it of the evidence in git, `make repro` by "
+                "there is no results database yet: `make serve` builds it from the evidence in git, `make repro` by "
                 "training"
             ) from error
         except OSError as fault:

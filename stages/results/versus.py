@@ -122,7 +122,7 @@ def versus(session: Session, dataset: Dataset, a: str, b: str) -> Versus:
     ours, theirs = (_named(name, known) for name in (a, b))
     shared = [name for name in ours if name in theirs and ours[name][1] is not theirs[name][1]]
     if not shared and set(ours) & set(theirs):
-        raise SameModel(f"{a[:80]!r} and {b[:80]!r} are one model; name two")
+        raise SameModel(f"{a[:80]!r} and {b[:80]!r} are the same model; name two different ones")
     names = shared or [next(iter(ours)), next(iter(theirs))]
     infos = known_metrics(session)
     printed = printed_metrics(session, names, infos)  # what the paper compares these models by
@@ -223,7 +223,7 @@ def _judge(
 ) -> Verdict:
     """Judge whether the first model is better, as a printed order."""
     if not runs:
-        return not_tested("Not both were trained yet.")
+        return not_tested("They have not both been trained yet.")
     if not all(_decides(run, rules) for run in runs):
         return not_tested("Only shortened runs so far; they decide nothing.")
     lost = [run.excluded_test_images / (run.test_images + run.excluded_test_images) for run in runs]

@@ -116,7 +116,7 @@ def find_repeats(trials: Iterable[Trial]) -> Iterator[tuple[Trial, str]]:
             if not earlier or earlier is trial:
                 continue
             if earlier.lab != trial.lab:
-                yield trial, f"it has the {what} of {earlier.name}: a repeat with the same bits is no second result"
+                yield trial, f"it has the {what} of {earlier.name}: a repeat with the same bits isn't a second result"
             elif {**earlier.result.spec, "code": None} != {**line.spec, "code": None}:  # other code may be equivalent
                 yield trial, f"it has the {what} of {earlier.name}: one training can't be two replicates"
         seeded = first.setdefault(("seed", line.name, canonical_json(line.spec["replicate"])), trial)
@@ -212,7 +212,7 @@ def _check_curves(line: ResultLine, curves: Columns) -> Iterator[str]:
     for name in ("train_accuracy", "val_accuracy", "test_accuracy"):
         shares = zip(epochs, curves[name], strict=True)
         if wrong := [epoch for epoch, share in shares if share is not None and not 0 <= share <= 1]:
-            yield f"{name} of epoch {wrong[0]} is no share between 0 and 1"
+            yield f"{name} of epoch {wrong[0]} isn't a share between 0 and 1"
 
 
 def _divergence(line: ResultLine, curves: Columns) -> Iterator[str]:
@@ -251,7 +251,7 @@ def _metrics(line: ResultLine, curves: Columns) -> Iterator[str]:
         if not math.isfinite(row.value):
             yield f"{row.metric} is {row.value}"
         if row.metric in _SHARES and not 0 <= row.value <= 1:
-            yield f"{row.metric} is {row.value:.10g}, no share between 0 and 1"
+            yield f"{row.metric} is {row.value:.10g}, not a share between 0 and 1"
     values = {row.metric: row.value for row in line.metrics if row.split == "test"}
     is_table, is_text = "mse" in values, "validation_loss" in values
     for row in line.metrics:
@@ -302,7 +302,7 @@ def _confusion(packed: str, n: int, right: int) -> Iterator[str]:
     counts = np.frombuffer(content, dtype="<u4").astype(np.int64)
     classes = math.isqrt(len(counts))
     if classes**2 != len(counts):
-        yield f"its confusion matrix has {len(counts)} cells, which is no square"
+        yield f"its confusion matrix has {len(counts)} cells, which isn't a square number"
         return
     total, trace = int(counts.sum()), int(counts[:: classes + 1].sum())
     if (total, trace) != (n, right):
@@ -319,7 +319,7 @@ def _of_table(curves: Columns, values: dict[str, float]) -> Iterator[str]:
             yield f"it has only one of {prefix}mse and {prefix}log_mse"
         elif error is not None and logarithm is not None:
             if error <= 0:
-                yield f"{prefix}mse is {error:.10g}, no squared error"
+                yield f"{prefix}mse is {error:.10g}, not a squared error"
             elif not math.isclose(logarithm, math.log(error), rel_tol=1e-9, abs_tol=1e-12):
                 yield f"{prefix}log_mse is {logarithm:.10g}, the logarithm of {prefix}mse is {math.log(error):.10g}"
     root = values.get("rmse")
@@ -339,12 +339,12 @@ def _of_table(curves: Columns, values: dict[str, float]) -> Iterator[str]:
 def _of_text(curves: Columns, values: dict[str, float]) -> Iterator[str]:
     loss = values["validation_loss"]
     if values.get("loss") != loss:
-        yield f"loss is {values.get('loss')}, validation_loss {loss:.10g}: the two are one number"
+        yield f"loss is {values.get('loss')}, validation_loss {loss:.10g}: they should be equal"
     perplexity = values.get("perplexity")
     if perplexity is not None and not (
         perplexity > 0 and math.isclose(math.log(perplexity), loss, rel_tol=1e-9, abs_tol=1e-12)
     ):
-        yield f"perplexity is {perplexity:.10g}, of loss {loss:.10g} it is another"
+        yield f"perplexity is {perplexity:.10g}, which doesn't match the loss {loss:.10g}"
     yield from _last_loss(curves, "loss", loss)
 
 

@@ -45,7 +45,7 @@ _PINNED = {"torch", "numpy", "safetensors", "triton"} | sys.stdlib_module_names 
 
 
 def source_path(module: str) -> Path | None:
-    """Return the file of a module of ours or a user's; None if it is installed, has no file, or is no module."""
+    """Return the file of a module of ours or a user's; None if it is installed, has no file, or isn't a module."""
     top, *names = module.split(".")
     if top != "stages":
         spec = None if is_pinned(top) else find_spec_of(module)
@@ -249,7 +249,7 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
     """Return `{module: digest}` over the import closure of `roots`, without modules that contain no code.
 
     Raises:
-        ModuleNotFoundError: a root is no module, or an imported module can't be found.
+        ModuleNotFoundError: a root isn't a module, or an imported module can't be found.
     """
     roots = list(roots)
     for root in roots:

@@ -309,7 +309,7 @@ class Bucket:
         return self._put_if(name, content, {"e_tag": tag})
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; missing ones are no error."""
+        """Delete objects; missing ones aren't an error."""
         for start in range(0, len(names), _PAGE):
             with suppress(FileNotFoundError):
                 self._call(methodcaller("delete", list(names[start : start + _PAGE])))

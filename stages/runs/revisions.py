@@ -88,7 +88,7 @@ def ask_git(root: Path, *arguments: str, ceiling: str | None = None) -> str | No
 
 
 def refusal(root: Path) -> str | None:
-    """Return git's error if it can't be used in `root`: it isn't installed, or this is no clone of this user."""
+    """Return git's error if it can't be used in `root`: it isn't installed, or this isn't a clone of this user."""
     try:
         run_git(root, "rev-parse", "--git-dir")
     except GitError as error:

@@ -382,7 +382,7 @@ def find_fault(outcome: Path | Mapping[str, bytes], run_key: str) -> str | None:
             digests, content = file_digests(outcome), (outcome / RESULT).read_bytes()
         else:
             if unknown := sorted(outcome.keys() - FILES):
-                return f"{unknown[0]} is no file of an outcome; those are {', '.join(FILES)}"
+                return f"{unknown[0]} isn't a file of an outcome; those are {', '.join(FILES)}"
             digests, content = digests_of(outcome), outcome.get(RESULT, b"")
         result = json.loads(content)
         if missing := [name for name in ("spec.json", "history.jsonl") if name not in digests]:

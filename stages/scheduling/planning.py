@@ -203,14 +203,16 @@ def what_counts(total: PlannedCost, rates: Mapping[str, Rate]) -> Iterator[str]:
     """Explain for each device how the hours as printed are made up."""
     for kind, rate in rates.items():
         whole, starting = total.hours(kind), total.starting_seconds[kind] / 3600
-        text = f"As printed, all takes {two_digits(whole)} hours on {kind}: {two_digits(whole - starting)} to compute"
-        yield f"{text} and {two_digits(starting)} to launch kernels in the short steps of small networks"
+        yield (
+            f"As printed, everything takes {two_digits(whole)} hours on {kind}: {two_digits(whole - starting)} to "
+            f"compute and {two_digits(starting)} to launch kernels in the short steps of small networks"
+        )
         if not total.stacked:
             continue
         words = "are counted as if each were trained alone"
         if rate.stack_step_seconds is not None:
             alone = two_digits(total.alone_seconds[kind] / 3600)
-            words = f"share the steps of their stack; if each were trained alone, all would take {alone} hours"
+            words = f"share the steps of their stack; if each were trained alone, everything would take {alone} hours"
         yield f"  {total.stacked:,} stacked trainings {words}"
 
 
@@ -220,7 +222,8 @@ def in_other_profile(name: str, other: PlannedCost, printed: PlannedCost, rates:
         if other.hours(kind) < printed.hours(kind):
             hours, limit = two_digits(other.hours(kind)), two_digits(other.limit_hours(kind))
             as_printed = f"{two_digits(printed.hours(kind))} and {two_digits(printed.limit_hours(kind))} as printed"
-            yield f"Under {name}, all takes {hours} hours on {kind} ({limit} at its peak), instead of {as_printed}"
+            takes = f"everything takes {hours} hours on {kind} ({limit} at its peak)"
+            yield f"Under {name}, {takes}, instead of {as_printed}"
 
 
 def two_digits(value: float) -> str:
@@ -242,7 +245,7 @@ class Pace:
     fixed: float
 
     def seconds(self, spec: RunSpec, info: PackedInfo) -> float:
-        """Return the expected time; to measure a row takes a third of the time to train on it."""
+        """Return the expected time; measuring a row takes a third of the time of training on it."""
         protocol = spec.protocol
         train, validation = training_counts(info.train_images, protocol, spec.replicate)
         epochs = expected_epochs(protocol)
@@ -290,7 +293,7 @@ def measured_seconds(
 
 
 def makespan(seconds: Iterable[float], slots: int) -> float:
-    """Return the time until `slots` that take the longest run first are done."""
+    """Return the time until all runs are done if each of `slots` always takes the longest run left."""
     ends = [0.0] * slots
     for one in sorted(seconds, reverse=True):
         heapq.heapreplace(ends, ends[0] + one)

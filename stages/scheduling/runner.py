@@ -251,7 +251,7 @@ def compare(
     if only is not None:
         labels = [run.name.cell for run in wanted]
         if idle := [pattern for pattern in only if not any(fnmatchcase(label, pattern) for label in labels)]:
-            raise ParamsError(f"{name}: no run fits {idle[0]!r}; there are {labels[0]} to {labels[-1]}")
+            raise ParamsError(f"{name}: no run matches {idle[0]!r}; there are {labels[0]} to {labels[-1]}")
         wanted = [run for run in wanted if any(fnmatchcase(run.name.cell, pattern) for pattern in only)]
     previous = previous_specs(folder)
     candidates = {run.spec.run_key: cached_keys(run.spec, equivalences) for run in wanted}
@@ -432,7 +432,7 @@ def adopt(folder: Path, store: Store, stored: set[str]) -> None:
 
 
 def _refuse(outcome: Path, fault: str) -> None:
-    print(f"  {outcome.parent.name}/{outcome.name[:12]}: not a whole outcome of that run ({fault}); not adopted")
+    print(f"  {outcome.parent.name}/{outcome.name[:12]}: not a complete outcome of that run ({fault}); not adopted")
 
 
 def previous_specs(folder: Path) -> dict[str, Mapping[str, Any]]:

@@ -128,7 +128,7 @@ def _id(entity: str) -> dict[str, str]:
 
 
 def _ids(entities: Iterable[str]) -> Any:
-    """Return references; a single one is no list, as RO-Crate 1.1 recommends."""
+    """Return references; a single one isn't a list, as RO-Crate 1.1 recommends."""
     found = [_id(entity) for entity in dict.fromkeys(entities)]
     return found[0] if len(found) == 1 else found
 
@@ -276,7 +276,7 @@ def _authors(about: Mapping[str, Any]) -> Iterator[Entity]:
 
 
 def _write(root: Path, folder: Path, about: Mapping[str, Any], entities: Iterable[Entity], published: str) -> None:
-    from rocrate.model.contextentity import ContextEntity  # it brings much that no other command needs
+    from rocrate.model.contextentity import ContextEntity  # it loads packages that no other command needs
     from rocrate.model.dataset import Dataset as Folder
     from rocrate.rocrate import ROCrate
 

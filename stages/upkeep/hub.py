@@ -1,4 +1,4 @@
-"""Writes each released model as a repository of the Hugging Face Hub: weights, a model card, and `.eval_results`.
+"""Write each released model as a repository of the Hugging Face Hub: weights, a model card, and `.eval_results`.
 
 A card's `model-index` and the Hub's newer `.eval_results/*.yaml` name a data set of the Hub, so a model that was
 trained on another one has neither.  Both give the accuracy of the released weights, on the whole test set.  Their notes
@@ -39,7 +39,7 @@ A {role} model of *{paper}*, trained on {dataset} to check a printed number.
 
 | quantity | test accuracy |
 |---|--:|
-| these weights, of {n:,} test images | {accuracy:.2%} |
+| these weights, on {n:,} test images | {accuracy:.2%} |
 | standard error of sampling | {sampling:.2%} |
 | mean over training runs | {mean:.2%} |
 | training runs | {runs} |
@@ -94,7 +94,7 @@ def write_models(session: Session, root: Path, folder: Path, experiments: Collec
 
 
 def _describe(session: Session, hub: Any, model: Checkpoint, target: Path, licence: str) -> None:
-    """Write the card and the evaluation results of one model of a project under this licence, "" if it names none."""
+    """Write one model's card and evaluation results; `licence` is the project's, "" if it names none."""
     result, experiment = model.result, session.get_one(ExperimentRow, model.experiment)
     arm = session.get_one(ArmRow, (experiment.name, result.arm))
     dataset, paper = session.get_one(Dataset, experiment.dataset), session.get_one(Paper, experiment.paper)
@@ -120,7 +120,7 @@ def _describe(session: Session, hub: Any, model: Checkpoint, target: Path, licen
             "source_url": f"{address.rstrip('/')}/models/{experiment.name}.{arm.name}",
         }
     fidelity, hub_name = fidelity_of(result), ON_THE_HUB.get((dataset.homepage, dataset.classes))
-    terms, link = f"The terms of the data set hold for the weights: {dataset.licence}.", dataset.homepage
+    terms, link = f"The terms of the data set apply to the weights: {dataset.licence}.", dataset.homepage
     if (target / "NOTICE").is_file():
         terms, link = f"{terms} See [NOTICE](NOTICE).", "NOTICE"
     metadata: dict[str, Any] = {}

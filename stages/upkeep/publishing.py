@@ -107,7 +107,7 @@ def _refuse_unfit(root: Path, line: ResultLine, revision: str, *, is_covered: bo
     """Refuse placeholder data, code that has changed since, and code that the named revision doesn't contain."""
     if line.data.provenance == "embedded":
         raise PublishError(
-            f"{line.name} was trained on placeholder data, which are no evidence; "
+            f"{line.name} was trained on placeholder data, which isn't evidence; "
             "train on real data first: claimcheck profile quick, then dvc repro"
         )
     if (changed := changed_modules(line.spec)) and not is_covered:

@@ -1,6 +1,6 @@
-"""Trains results of other labs again: random epochs, and those in which a loss diverged.
+"""Retrain results of other labs: random epochs, and epochs in which a loss diverged.
 
-Deposited states make it possible to train any epoch alone; without them only first epochs can be checked.
+With deposited states any epoch can be trained alone; without them only first epochs can be checked.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ ELSEWHERE = {
 """Largest relative differences of losses, and absolute ones of accuracies, on another kind of device.
 
 First epochs of published trainings differ between two kinds of processor by at most 0.031 (`train_loss`) and 0.23
-(`val_loss`; 43 of DAC's), and by 0.0002 (`train_accuracy`) and 0.007 (`test_accuracy`; one of NInformer's).
+(`val_loss`; 43 of DAC's), and by 0.0002 (`train_accuracy`) and 0.007 (`test_accuracy`; one of NiNformer's).
 """
 _SAME_WEIGHTS = 1e-3
 """The same for scores of the same weights."""
 CHANCE = 0.004
-"""Differences between devices are refused if rounding gives such a common sign with this probability or less."""
+"""Differences between devices are refused if rounding has this probability or less of giving them a common sign."""
 
 
 class ContributionError(Mistake, ValueError):
@@ -82,7 +82,7 @@ def last_state(line: ResultLine) -> int:
 
 
 def compare_metrics(params: Params, line: ResultLine, held: Path, weights: Path) -> list[str]:
-    """Describe differences of the line from what its weights give, on the test set and inside the network."""
+    """Describe differences between the line and the metrics of its weights, on the test set and inside the network."""
     scores = recompute(weights, held, line, params.experiments[line.experiment].metrics)
     return [*compare(line, scores), *look_again(weights, held, line, scores)]
 
@@ -98,7 +98,7 @@ def chance_of_passing(epochs: int, false: int, drawn: int) -> float:
 
 @dataclass(frozen=True)
 class _Again:
-    """An epoch that was trained again: `row` as trained and `theirs`; `is_alike`, if the device gives equal bits."""
+    """A retrained epoch: its `row` here and `theirs`; `is_alike` if both devices give equal bits."""
 
     theirs: EpochRow
     row: Mapping[str, float]
@@ -107,12 +107,12 @@ class _Again:
 
 
 class _Differs(Exception):
-    """An epoch that was trained again gave another result, or can't be trained; the message gives details."""
+    """A retrained epoch has another result, or can't be trained; the message gives details."""
 
 
 @dataclass(frozen=True)
 class Retraining:
-    """Trains results of another lab again on `device`, from the states and weights that it `packed`."""
+    """Retrains results of another lab on `device`, from the states and weights that it `packed`."""
 
     root: Path
     params: Params
@@ -120,7 +120,7 @@ class Retraining:
     device: torch.device
 
     def train_again(self, trials: Sequence[Trial], wanted: int) -> tuple[list[Trail], str]:
-        """Train random epochs again; also return a note with the chance that false ones aren't found."""
+        """Retrain random epochs; also return a note with the chance that false ones aren't found."""
         epochs = [(trial, epoch) for trial in trials for epoch in range(len(trial.result.curves))]
         kept, found, compared = {None, *self.packed.namelist()}, list[Trail](), list[_Again]()
         possible = [one for one in epochs if (f"states/{one[0].states.get(str(one[1]))}" if one[1] else None) in kept]
@@ -144,9 +144,9 @@ class Retraining:
         )
         limits = (
             f"\n{len(far)} were compared only nearly, because their lines name another kind of device: unless most err "
-            "in one direction, or deposited weights score otherwise, a test accuracy passes that is wrong by up to "
-            f"{100 * ELSEWHERE['test_accuracy']:g} points, a test loss by {ELSEWHERE['test_loss']:.0%}, and a training "
-            f"loss by {ELSEWHERE['train_loss']:.0%}"
+            "in one direction, or deposited weights have other scores, test accuracies may be wrong by up to "
+            f"{100 * ELSEWHERE['test_accuracy']:g} points, test losses by {ELSEWHERE['test_loss']:.0%}, and training "
+            f"losses by {ELSEWHERE['train_loss']:.0%}"
         )
         return found, (
             f"{len(drawn)} of {len(possible)} epochs trained again, {len(compared) - len(far)} compared bit by bit "
@@ -155,7 +155,7 @@ class Retraining:
         )
 
     def diverge_again(self, trials: Sequence[Trial], budget: int) -> tuple[list[Trail], int]:
-        """Train each diverged trial again, from the start or, if that exceeds `budget` epochs, from its last state.
+        """Retrain each diverged trial from the start or, if that exceeds `budget` epochs, from its last state.
 
         Also returns the epochs spent.
         """
@@ -169,7 +169,7 @@ class Retraining:
         spent = sum(ends) - sum(begins)
         if spent > budget:
             remedy = f"give --retrain {spent} or more, or deposit the states before"
-            unchecked = f"trainings that diverge: {len(diverged)}; epochs that check it: {spent}; {remedy}"
+            unchecked = f"checking the {len(diverged)} diverged trainings takes {spent} epochs; {remedy}"
             return [Trail(diverged[0].name, (Link("retrained", "broken", unchecked),))], 0
         found = []
         for trial, begin in zip(diverged, begins, strict=True):
@@ -218,7 +218,7 @@ class Retraining:
         )
 
     def _compare_epoch(self, trial: Trial, epoch: int) -> _Again:
-        """Train one epoch again; compare its row, and its weights with the deposited state or weights after it.
+        """Retrain one epoch; compare its row, and its weights with the deposited state or weights after it.
 
         After the last epoch, on a device of the same kind, the weights must be the line's and give its metrics.
 
@@ -245,13 +245,13 @@ class Retraining:
                 weights.write(content := dump_checkpoint(again.session.model, contract))
                 weights.flush()
                 if hashlib.sha256(content).hexdigest() != line.weights_sha256:
-                    raise _Differs("trained again, it ends in other weights than those of the line")
+                    raise _Differs("trained again, its final weights differ from those of the line")
                 if faults := compare_metrics(self.params, line, held, Path(weights.name)):
                     raise _Differs("; ".join(faults))
             return _Again(theirs, row, is_alike, gives_metrics=True)
         pairs = [(after[name], one.cpu()) for name, one in again.state.model.items() if name in after] if after else []
         if is_alike and not all(deposited.equal(trained) for deposited, trained in pairs):
-            raise _Differs("trained again, it ends in other weights than the deposited ones")
+            raise _Differs("trained again, its final weights differ from the deposited ones")
         if after and not is_alike and line.spec["protocol"].get("ema") is None:
             _compare_scores(theirs, again.session, after)
         return _Again(theirs, row, is_alike)
@@ -269,9 +269,9 @@ class Retraining:
             raise _Differs(f"the state after epoch {after} can't be read: {error}") from None
         is_named = hashlib.sha256(content).hexdigest() == digest
         if not is_named or (saved["run_key"], state.epoch) != (trial.result.run_key, after):
-            raise _Differs(f"the state after epoch {after} is another one")
+            raise _Differs(f"the state after epoch {after} isn't the one that the line names")
         if not _has_rows(trial.result.curves[:after], state.history):
-            raise _Differs(f"the state after epoch {after} has another history than the curves")
+            raise _Differs(f"the state after epoch {after} has a history that differs from the curves")
         return state
 
 
@@ -303,7 +303,7 @@ def _compare_scores(theirs: EpochRow, session: Session, weights: dict[str, Tenso
         rows = held_out.to(session.task.device)
         measured |= {f"val_{name}": value for name, value in measure(session.model, session.task, rows).items()}
     if not _has_rows([theirs], [vars(theirs) | measured], dict.fromkeys(ELSEWHERE, _SAME_WEIGHTS)):
-        raise _Differs("the deposited weights after it give other scores than its row of the curves")
+        raise _Differs("the scores of the deposited weights after it differ from its row of the curves")
 
 
 @dataclass(frozen=True)

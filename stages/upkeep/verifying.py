@@ -1,7 +1,7 @@
 """Recomputes everything behind a served model, link by link and offline, and compares the database with the files.
 
 Metrics are recomputed from weights and test data, or from other contents of the result line.  A link holds, is broken,
-or can't be checked because something is missing on this machine, which is reported and is no error.
+or can't be checked because something is missing on this machine, which is reported but isn't an error.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ def look_again(weights: Path, packed: Path, line: ResultLine, scores: Scores | N
         if [place for place, _ in theirs] != [place for place, _ in ours] or not np.allclose(
             numbers, found, rtol=_OTHER_MACHINE, atol=_OTHER_MACHINE, equal_nan=True
         ):
-            yield "its observations inside the network are others than the weights give"
+            yield "its observations inside the network differ from those of its weights"
 
 
 def compare_released(line: ResultLine, scores: Scores, accuracy: float) -> Iterator[str]:
@@ -498,7 +498,7 @@ def check_signature(lab: str, content: bytes, signature: bytes | None, key: Path
     """Check the signature of a lab's file by its public `key`, which no other lab in the folder `labs` may have."""
     if signature is None:
         return Link(
-            "signature", "broken", f"not signed, and a lab is its key: claimcheck contribute --lab {lab} --sign KEY"
+            "signature", "broken", f"not signed; its key identifies a lab: claimcheck contribute --lab {lab} --sign KEY"
         )
     if not key.is_file():
         return Link("signature", "broken", f"no key of {lab} is known: give its public key once (--key)")
@@ -507,14 +507,14 @@ def check_signature(lab: str, content: bytes, signature: bytes | None, key: Path
         if other.stem != lab and any(
             word.startswith("AAAA") for word in own & {*other.read_text(encoding="utf-8").split()}
         ):
-            return Link("signature", "broken", f"{other.stem} signs with this key, and one key is one lab")
+            return Link("signature", "broken", f"{other.stem} signs with this key; each lab needs its own")
     with tempfile.TemporaryDirectory() as folder:
         allowed, signed = Path(folder, "allowed"), Path(folder, "signature")
         signed.write_bytes(signature)
         allowed.write_text(f"{lab} {key.read_text(encoding='utf-8')}", encoding="utf-8")
         for fault, *arguments in (
             ("the file was changed after it was signed, or the signature is damaged", "check-novalidate"),
-            (f"it was signed with another key than that of {lab}", "verify", "-f", str(allowed), "-I", lab),
+            (f"it wasn't signed with the key of {lab}", "verify", "-f", str(allowed), "-I", lab),
         ):
             try:
                 ssh_keygen(*arguments, "-s", str(signed), given=content)

@@ -96,7 +96,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_every_decidable_claim_is_decided_or_statistically_open(root: Path) -> None:
-    """No claim may count as decidable and then be `not tested` on complete data."""
+    """With complete data, no claim that counts as decidable may be `not tested`."""
     judged = judge_all(root)
     waiting = {
         row.claim.id: row.verdict.explanation
@@ -137,7 +137,7 @@ def test_complete_official_data_may_decide(dataset: str) -> None:
 
 
 @pytest.mark.parametrize("claim", ["dac.isic.r20.base", "nmn.gpt.valloss.rel", "nmn.gpt.memory"])
-def test_partial_data_decide_no_number(claim: str) -> None:
+def test_partial_data_decides_no_number(claim: str) -> None:
     line = claims()[claim]
     lines = [
         dataclasses.replace(one, data=dataclasses.replace(one.data, provenance="subset"))
@@ -213,7 +213,7 @@ def test_all_pages_and_reports_render(root: Path, client: TestClient) -> None:
     assert not [page for page, answer in answers.items() if ">nan" in answer.text or ">None<" in answer.text]
     said = [text.text for page, text in answers.items() if page.startswith("/claims/")]
     assert sum("Would a rerun by the authors give the printed number?" in text for text in said) > 10
-    assert sum("not from what came out. We plan 5 replicates with" in text for text in said) > 10
+    assert sum("not from their results. We plan 5 replicates with" in text for text in said) > 10
     assert "nan" not in results_page(str(root / "data" / "results.db"))
 
 
@@ -300,7 +300,7 @@ def of_epoch(own: dict[str, float], row: EpochRow) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def judged() -> list[Judgement]:
-    """Only the five papers are checked, because another's test set may be too small for its margins."""
+    """Judge the five papers with the printed numbers as results; other papers' test sets may be too small."""
     five = [claim for claim in claims().values() if claim.paper in FIVE]
     experiments = [one for one in params().experiments.values() if one.paper in FIVE]
     lines = [as_evaluated(line) for experiment in experiments for line in as_printed(experiment)]

@@ -1,4 +1,4 @@
-"""No row of data/claims.csv accuses by mistake: each is checked against metrics and experiment, and stops no other."""
+"""No faulty row of data/claims.csv accuses a paper or stops other rows: each is checked against its experiment."""
 
 import dataclasses
 from functools import cache

@@ -235,9 +235,9 @@ def publish(root: Path, revision: str, values: Values) -> None:
         (("register", "other", CLAIM, "--why", "x"), f"{CLAIM} is registered already, unchanged and with these runs"),
         (
             ("register", "other", CLAIM, "--runs", "*.vit.0", "--why", "x"),
-            "no planned run of these claims fits *.vit.0",
+            "no planned run of these claims matches *.vit.0",
         ),
-        (("register", "../x", CLAIM, "--why", "x"), "the name '../x' has other characters"),
+        (("register", "../x", CLAIM, "--why", "x"), "the name '../x' may only have the characters"),
         (("register", "other", CLAIM), 'expected a name, claims and --why "…", or --check'),
     ],
 )
@@ -257,7 +257,7 @@ def test_unrecorded_change_blocks_registration_and_fails_the_check(copy: Path) -
     done = claimcheck(copy, "register", "other", CLAIM, "--why", "x")
     assert f"has no line yet for claim {CLAIM}; first run: claimcheck history" in done.stderr
     checked = claimcheck(copy, "register", "--check")
-    assert checked.returncode == 1 and "judged by another rule than registered; row: value" in checked.stdout
+    assert checked.returncode == 1 and "not judged by the registered rule; row: value" in checked.stdout
 
 
 def test_registered_margin_is_that_of_the_judge() -> None:

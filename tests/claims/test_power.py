@@ -17,7 +17,7 @@ from tests.claims.test_trained import MNIST
 
 @pytest.fixture(scope="module")
 def judged() -> dict[str, Judgement]:
-    """All judgements without any run."""
+    """Return all judgements before any run."""
     return {judgement.claim.id: judgement for judgement in judge(*claims().values())}
 
 

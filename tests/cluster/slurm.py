@@ -14,7 +14,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "sinfo")
 
 
 def missing() -> list[str]:
-    """List missing programs; all of them need root."""
+    """List missing programs, or `root` without its rights."""
     return [name for name in PROGRAMS if shutil.which(name) is None] or ([] if os.geteuid() == 0 else ["root"])
 
 

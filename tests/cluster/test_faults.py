@@ -58,7 +58,7 @@ def test_frozen_process_is_killed_and_replaced(
     finish(process, project)
     assert outcomes(project) == undisturbed
     reasons = lost_reasons(project)
-    assert len(reasons) == 1 and reasons[0].startswith("no sign of life for 15 s, process ")
+    assert len(reasons) == 1 and reasons[0].startswith("no heartbeat for 15 s, process ")
     wait_until(lambda: not standing.is_running(), 30)
 
 

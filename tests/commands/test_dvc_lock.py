@@ -1,4 +1,4 @@
-"""A repro writes dvc.lock less often than DVC, but the same."""
+"""A repro writes dvc.lock less often than DVC does, but with the same content."""
 
 import os
 import subprocess

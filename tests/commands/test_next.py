@@ -12,7 +12,7 @@ from tests.project import EXPERIMENT, edit
 pytestmark = pytest.mark.slow
 
 CHOSEN = [[f"{EXPERIMENT}.{arm}.{n}" for arm in ("ninformer", "vit") for n in range(5)]]
-"""Runs for the order's final analysis, the likeliest to decide it; they also complete the value's analysis."""
+"""Return the runs of the order's final analysis, most likely to decide it; they complete the value's analysis, too."""
 
 
 @pytest.mark.timeout(300)

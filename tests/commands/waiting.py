@@ -17,7 +17,7 @@ REPLICATES = 5
 
 
 def make_waiting(folder: Path) -> Path:
-    """Create a value of one arm, judged at five replicates, and an order of both, judged at three and five."""
+    """Create the project: a value of one arm, judged at five replicates, and an order of both, at three and five."""
     project = make_project(folder, epochs=1, steps_per_epoch=1)
     edit(project / "params.yaml", lambda p: p.update(profile="paper"))
     tiny = {"epochs": 1, "steps_per_epoch": 1, "batch_size": 16}

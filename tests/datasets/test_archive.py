@@ -47,7 +47,7 @@ def test_repeated_member_is_reported(tmp_path: Path, suffix: str, twin: str) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # zipfile warns when writing
         archive = write_archive(tmp_path / f"a{suffix}", [("same", b"1"), (twin, b"2")])
-    with pytest.raises(DatasetError, match="same: comes twice"):
+    with pytest.raises(DatasetError, match="same: occurs twice"):
         contents(archive)
 
 
@@ -72,7 +72,7 @@ def test_text_like_compression_is_not_a_bomb(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("content", [b"", b"neither zip nor tar" * 100], ids=["empty", "other"])
-def test_file_that_is_no_archive_is_reported(tmp_path: Path, suffix: str, content: bytes) -> None:
+def test_file_that_is_not_an_archive_is_reported(tmp_path: Path, suffix: str, content: bytes) -> None:
     path = tmp_path / f"a{suffix}"
     path.write_bytes(content)
     with pytest.raises(DatasetError, match=r"not a readable (zip|tar) archive"):
@@ -160,7 +160,7 @@ def png() -> bytes:
     ids=["empty", "page", "cut", "header", "png"],
 )
 def test_invalid_jpeg_is_reported(content: bytes) -> None:
-    with pytest.raises(DatasetError, match="archive, picture: not a whole JPEG picture"):
+    with pytest.raises(DatasetError, match="archive, picture: not a complete JPEG picture"):
         decode_square(content, 64, "archive, picture")
 
 

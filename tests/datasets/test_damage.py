@@ -1,4 +1,4 @@
-"""A user's own files with a fault: each reader names the file and what is wrong, or reads it right."""
+"""Damaged files of users: each reader reads them correctly, or names the file and the fault."""
 
 import dataclasses
 import io
@@ -134,7 +134,7 @@ def test_damaged_file_is_an_error_in_one_line_or_read_as_declared(tmp_path: Path
 
 
 def outcome_in(home: Path, source: DatasetSource) -> str:
-    """The error of a set, or nothing if it is packed as declared, without more than the pictures that are left out."""
+    """Return the error of a set, or "" if it is packed as declared, except for broken pictures that are skipped."""
     try:
         manifest = fetch_dataset("pets", source, home, None, lambda line: None)
         info = prepare(source, manifest, home, home / "packed")
@@ -172,7 +172,7 @@ def test_published_split_is_kept_in_any_spelling(tmp_path: Path, form: str) -> N
 def test_unknown_split_next_to_a_known_one_is_an_error_that_names_both(tmp_path: Path, form: str) -> None:
     parts = {"train": [0, 1, 2], "query": [3, 4, 5], "gallery": [6, 7, 8]}
     source = FORMS[form](tmp_path / "downloads/pets", parts, set())
-    with pytest.raises(DatasetError, match=r"splits that names have: .*train \(3 \w+, as .*train.*; expected train in"):
+    with pytest.raises(DatasetError, match=r"splits in the names: .*train \(3 \w+, as .*train.*; expected train in"):
         pack(tmp_path, source)
 
 
@@ -189,7 +189,7 @@ def test_splits_below_the_classes_are_refused(tmp_path: Path) -> None:
         path = tmp_path / f"downloads/pets/pets/{name}.png"
         path.parent.mkdir(parents=True)
         path.write_bytes(content_of(int(name[-1])))
-    with pytest.raises(DatasetError, match="folders of its pictures are test, train, which are splits and no classes"):
+    with pytest.raises(DatasetError, match="folders of its pictures are test, train, which are splits, not classes"):
         pack(tmp_path, source_of("pets/", classes=2, train=2, test=2))
 
 
@@ -205,7 +205,7 @@ def write(home: Path, name: str, content: str | bytes | pa.Table | dict[str, np.
 
 
 def lines(header: str, row: str, count: int = 10) -> str:
-    """CSV with a header and rows, in which `N` is the number of the row."""
+    """Return CSV with a header and rows, in which `N` is replaced by the row's number."""
     return "\n".join([header, *(row.replace("N", str(number)) for number in range(count))]) + "\n"
 
 
@@ -276,7 +276,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (20, 3, 8, 8), dtype=np.uint8
 
 
 def arrays(x: np.ndarray, y: np.ndarray, test_y: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    """Twelve rows to train with, and the others to test."""
+    """Return twelve rows for training, and the others for testing."""
     return {"x_train": x[:12], "y_train": y[:12], "x_test": x[12:], "y_test": y[12:] if test_y is None else test_y}
 
 
@@ -345,10 +345,10 @@ def test_rows_of_missing_values_are_dropped_from_every_kind_of_table(tmp_path: P
         (lines("a,b,price", "N,0,N").replace("\n3,", "\ninf,"), r"a\.csv: row 3 of column 'a' is inf; expected a fin"),
         (lines("a,b,price", "N,0,N").replace(",3\n", ",3e39\n"), r"a\.csv: row 3 of column 'price' is 3e\+39; expect"),
         (lines("a;b;price", "N,5;0;N"), "Expected 1 fields in line 2, saw 2; .*declare another `separator`"),
-        (lines("a,b,price", '"N,5",0,N'), r"column 'a' has numbers, but for '0,5'; write numbers with a decimal point"),
-        (lines("a,b,price", '"1,00N",0,N'), "column 'a' has numbers, but for '1,000'"),
-        (lines("a,b,price", "N%,0,N"), "column 'a' has numbers, but for '0%'"),
-        (lines("a,b,price", "N,0,N").replace("\n3,", "\n?,"), r"column 'a' has numbers, but for '\?'; .*leave missing"),
+        (lines("a,b,price", '"N,5",0,N'), r"column 'a' has numbers, except for '0,5'; write numbers with a decimal"),
+        (lines("a,b,price", '"1,00N",0,N'), "column 'a' has numbers, except for '1,000'"),
+        (lines("a,b,price", "N%,0,N"), "column 'a' has numbers, except for '0%'"),
+        (lines("a,b,price", "N,0,N").replace("\n3,", "\n?,"), r"'a' has numbers, except for '\?'; .*leave missing"),
         (
             lines("a,b,price", '0,0,"N,5"'),
             r"a\.csv: the target 'price' has '0,5'; expected numbers, with",
@@ -434,7 +434,7 @@ def test_rows_that_published_splits_share_are_counted_and_refused(tmp_path: Path
         ([["a", "a"], ["b"]] * 5, "a label is twice in"),
     ],
 )
-def test_lists_of_a_0_or_1_for_each_label_are_refused(
+def test_lists_with_0_or_1_for_each_label_are_refused(
     tmp_path: Path, reader: str, cells: list[Any], words: str
 ) -> None:
     images = [content_of(number) for number in range(10)]
@@ -447,10 +447,11 @@ def test_lists_of_a_0_or_1_for_each_label_are_refused(
         pack(tmp_path, source_of(name, reader=reader, task="multi-label", classes=2, train=8, test=2))
 
 
-def test_pictures_that_are_left_out_are_described_alike_at_every_run(tmp_path: Path) -> None:
+def test_skipped_pictures_have_the_same_description_in_every_run(tmp_path: Path) -> None:
     source = dataclasses.replace(as_folder(tmp_path / "downloads/pets", PARTS, {0}), broken="skip", train=6, test=3)
     notes = {pack(tmp_path, source).split_note for _ in range(2)}
-    assert notes == {"1 broken pictures left out: pets/train/class0/00.png: not a whole picture (of no known format)"}
+    described = "pets/train/class0/00.png: not a complete picture (of no known format)"
+    assert notes == {f"1 broken pictures left out: {described}"}
 
 
 @pytest.mark.parametrize(
@@ -464,7 +465,7 @@ def test_pictures_that_are_left_out_are_described_alike_at_every_run(tmp_path: P
         ({"shape": (3, 0, 0)}, "shape is .*; expected numbers above 0"),
     ],
 )
-def test_fields_that_no_file_can_fit_are_refused(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+def test_declarations_that_no_file_can_match_are_refused(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
     write_params(tmp_path, "smoke", pets=dataclasses.replace(source_of("x"), **fields))
     with pytest.raises(ParamsError, match=rf"datasets\.pets\.{words}"):
         load_params(tmp_path)
@@ -482,14 +483,14 @@ def test_documented_command_prints_the_digest_that_fetch_prints(tmp_path: Path) 
     assert done.stdout.split()[0] in said[-1] and not done.stderr
 
 
-def test_empty_cell_is_no_document_if_missing_ones_are_dropped(tmp_path: Path) -> None:
+def test_empty_cell_is_not_a_document_with_missing_drop(tmp_path: Path) -> None:
     source = dataclasses.replace(of_text(tmp_path, "id,body", "N,text N"), missing="drop", train=61, test=7)
     write(tmp_path, "a.csv", lines("id,body", "N,text N").replace("text 3", ""))
     pack(tmp_path, dataclasses.replace(source, train=63, test=7))
 
 
 @pytest.mark.parametrize("what", ["a folder", "nothing"])
-def test_link_that_would_be_left_out_is_an_error(tmp_path: Path, what: str) -> None:
+def test_link_in_a_folder_of_pictures_is_an_error(tmp_path: Path, what: str) -> None:
     source = as_folder(tmp_path / "downloads/pets", PARTS, set())
     (tmp_path / "a folder").mkdir()
     (tmp_path / "downloads/pets/pets/linked.png").symlink_to(tmp_path / what)
@@ -497,7 +498,7 @@ def test_link_that_would_be_left_out_is_an_error(tmp_path: Path, what: str) -> N
         pack(tmp_path, source)
 
 
-def test_picture_that_is_gone_can_be_accepted(tmp_path: Path) -> None:
+def test_missing_picture_can_be_accepted(tmp_path: Path) -> None:
     source = dataclasses.replace(as_folder(tmp_path / "downloads/pets", PARTS, set()), train=6, test=3)
     pack(tmp_path, source)
     (tmp_path / "downloads/pets/pets/train/class0/00.png").unlink()

@@ -79,7 +79,7 @@ def test_split_is_disjoint_complete_and_deterministic(tmp_path: Path) -> None:
 
 
 def test_pictures_of_one_lesion_stay_together() -> None:
-    """Whatever order the names give: also for forty other numberings of the lesions."""
+    """The order of the names doesn't matter: tried with forty other numberings of the lesions."""
     for number in range(40):
         lesions = {image: f"{lesion}_{number}" for image, lesion in LESIONS.items()}
         test = isic2019.choose_test(IMAGES, {image: lesions.get(image, image) for image in IMAGES})
@@ -117,10 +117,10 @@ def test_share_of_known_lesions_is_stated(tmp_path: Path) -> None:
 
 TRUTH_FAULTS = {
     "no column": ("MEL,", "", "has no column MEL"),
-    "two classes": ("ISIC_0000000,1.0,0.0", "ISIC_0000000,1.0,1.0", "ISIC_0000000 is not of exactly one of"),
-    "ninth class": ("ISIC_0000000,1.0", "ISIC_0000000,0.0", "ISIC_0000000 is not of exactly one of"),
-    "no number": ("ISIC_0000000,1.0", "ISIC_0000000,yes", "ISIC_0000000 is not of exactly one of"),
-    "twice": ("ISIC_0000001,", "ISIC_0000000,", "ISIC_0000000 comes twice"),
+    "two classes": ("ISIC_0000000,1.0,0.0", "ISIC_0000000,1.0,1.0", "ISIC_0000000 doesn't have exactly one of"),
+    "ninth class": ("ISIC_0000000,1.0", "ISIC_0000000,0.0", "ISIC_0000000 doesn't have exactly one of"),
+    "no number": ("ISIC_0000000,1.0", "ISIC_0000000,yes", "ISIC_0000000 doesn't have exactly one of"),
+    "twice": ("ISIC_0000001,", "ISIC_0000000,", "ISIC_0000000 occurs twice"),
     "picture without a row": ("ISIC_0000001,", "ISIC_9999999,", "ISIC_0000001.jpg: .* doesn't name it"),
     "row without a picture": (
         "UNK\n",

@@ -39,7 +39,7 @@ def test_params_without_files_are_refused(tmp_path: Path, kind: str, reader: str
 def test_folder_or_range_without_files_is_not_fetched(tmp_path: Path, kind: str, reader: str, name: str) -> None:
     (tmp_path / "downloads/pets/pets").mkdir(parents=True)
     source = dataclasses.replace(source_of(kind, reader), files=(SourceFile(name=name),))
-    with pytest.raises(DatasetError, match=r"no file in .*downloads/pets|2 of 2 files are nowhere"):
+    with pytest.raises(DatasetError, match=r"no file in .*downloads/pets|2 of 2 files were not found"):
         fetch_dataset("pets", source, tmp_path, None, str)
 
 

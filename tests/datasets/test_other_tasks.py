@@ -1,4 +1,4 @@
-"""A user's own data with other labels than one class: each way to declare them, and each mistake in them."""
+"""A user's own data whose labels aren't one class: each way to declare them, and each mistake in them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -352,7 +352,7 @@ def test_masks_are_grey_or_have_a_palette_of_any_colours(tmp_path: Path, mode: s
 def test_broken_picture_or_mask_leaves_out_both(tmp_path: Path, kind: str) -> None:
     write_masks(tmp_path, "folder", MASKS)
     next((tmp_path / f"downloads/pets/pets/train/{kind}").glob("03.*")).write_bytes(b"none")
-    with pytest.raises(DatasetError, match=rf"{kind}/03\.\w+: not a whole picture"):
+    with pytest.raises(DatasetError, match=rf"{kind}/03\.\w+: not a complete picture"):
         pack(tmp_path, segmentation("folder"))
     info = pack(tmp_path, segmentation("folder", broken="skip"))
     assert (info.train_images, info.test_images) == (TRAIN - 1, TEST)

@@ -108,7 +108,7 @@ def test_replaced_added_or_removed_picture_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"cat/1\.png: sha256 was .* when it was fetched, is .*--accept"):
         pack(tmp_path, source)
     victim.unlink()
-    with pytest.raises(DatasetError, match=r"1 of 30 files are nowhere to be had.*lacks pets/cat/1\.png"):
+    with pytest.raises(DatasetError, match=r"1 of 30 files were not found.*lacks pets/cat/1\.png"):
         pack(tmp_path, source)
     victim.write_bytes(before)
     declared = dataclasses.replace(source, files=(SourceFile(name="pets/", sha256=tree_digest(root, "pets")),))
@@ -126,7 +126,7 @@ def test_broken_picture_is_named_and_refused_or_skipped(tmp_path: Path) -> None:
     whole = (root / "dog/3.png").read_bytes()
     (root / "dog/3.png").write_bytes(whole[: len(whole) // 2])
     (root / "eel/4.jpeg").write_bytes(b"no picture")
-    with pytest.raises(DatasetError, match=r"pets/(dog/3\.png|eel/4\.jpeg): not a whole picture"):
+    with pytest.raises(DatasetError, match=r"pets/(dog/3\.png|eel/4\.jpeg): not a complete picture"):
         pack(tmp_path, source_of("pets/"))
     info = pack(tmp_path, source_of("pets/", broken="skip"))
     assert info.train_images + info.test_images == 28 and info.provenance == "subset"
@@ -137,11 +137,11 @@ def test_broken_picture_is_named_and_refused_or_skipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("splits", [(), ("train", "val")], ids=["drawn", "given"])
 def test_wrong_count_is_an_error_with_the_right_one(tmp_path: Path, splits: tuple[str, ...]) -> None:
     pets(tmp_path / "downloads/pets/pets", *splits)
-    words = "train: 21 images; params.yaml declares 20" if splits else "30 pictures; params.yaml declares 20 to train"
+    words = "train: 21 images; params.yaml declares 20" if splits else "30 pictures; params.yaml declares 20 for"
     with pytest.raises(DatasetError, match=words):
         pack(tmp_path, source_of("pets/", train=20))
     if not splits:
-        with pytest.raises(DatasetError, match=r"30 pictures; params.yaml declares 2,400 .* and 600 to test"):
+        with pytest.raises(DatasetError, match=r"30 pictures; params.yaml declares 2,400 .* and 600 for testing"):
             pack(tmp_path, source_of("pets/", train=2400, test=600))
 
 
@@ -163,7 +163,7 @@ def test_picture_of_more_than_8_bits_is_refused_not_clipped(tmp_path: Path) -> N
     root = tmp_path / "downloads/pets/pets"
     pets(root)
     Image.fromarray(np.full((8, 8), 30_000, np.uint16)).save(root / "cat/1.png")
-    with pytest.raises(DatasetError, match=r"cat/1\.png: has more than 8 bits a channel"):
+    with pytest.raises(DatasetError, match=r"cat/1\.png: has more than 8 bits per channel"):
         pack(tmp_path, source_of("pets/"))
 
 
@@ -224,7 +224,7 @@ def with_gaps(frame: pd.DataFrame, path: Path) -> None:
         ({"target": "prize"}, "has no column 'prize'; did you mean price.*separator: ','"),
         ({"target": None}, "which column is the target.  Declare `target`"),
         ({"ignore": ()}, r"6 columns \(area, rooms, id, town=Bern, town=Chur, town=Thun\); params.yaml declares"),
-        ({"train": 49}, "60 rows; params.yaml declares 49 to train with and 10 to test"),
+        ({"train": 49}, "60 rows; params.yaml declares 49 for training and 10 for testing"),
         ({"target": "town"}, "the target 'town' has 'Bern'; expected numbers"),
         ({"reader": "excel"}, "reader is 'excel'.*; known: csv, npz, parquet, sgemm"),
         ({"separator": "|"}, "has no column 'price'"),

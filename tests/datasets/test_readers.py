@@ -61,8 +61,8 @@ def test_mnist_split_pairs_images_with_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"not gzip", "not a whole gzip file"),
-        (gzip.compress(bytes(100))[:-12], "not a whole gzip file"),
+        (b"not gzip", "not a complete gzip file"),
+        (gzip.compress(bytes(100))[:-12], "not a complete gzip file"),
         (gzip.compress(struct.pack(">II", 0x801, 0)), "magic number is 0x00000801, expected 0x00000803"),
         (gzip.compress(b""), "magic number is 0x00000000"),
         (gzip.compress(struct.pack(">IIII", 0x803, 2, 2, 3) + bytes(11)), "11 values; its header says 2 x 2 x 3"),
@@ -166,8 +166,8 @@ FAULTS: dict[str, tuple[Entries, str]] = {
     "other split": ([("imagenette2-160/test/n01440764/a.JPEG", b"")], "a.JPEG: a picture that belongs to"),
     "other format": ([("imagenette2-160/train/n01440764/a.png", b"")], "a.png: a picture that belongs to"),
     "no picture": ([("imagenette2-160/noisy_labels.csv", b"")], "has no labelled picture"),
-    "damaged": ([(FIRST, b"x")], "00000293.JPEG: not a whole JPEG picture"),
-    "twice": ([(FIRST, b"x"), (FIRST, b"x")], "00000293.JPEG: comes twice"),
+    "damaged": ([(FIRST, b"x")], "00000293.JPEG: not a complete JPEG picture"),
+    "twice": ([(FIRST, b"x"), (FIRST, b"x")], "00000293.JPEG: occurs twice"),
     "slip": ([(f"imagenette2-160/../../{FIRST}", b"x")], "leads out of the archive"),
 }
 
@@ -245,7 +245,7 @@ TINY_FAULTS: dict[str, tuple[dict[str, bytes | None], str]] = {
     "missing picture": ({"val": None}, "val_0.JPEG: .*names it, but it isn't there"),
     "unknown class": ({"annotations": b"val_0.JPEG\tn00000000\t0"}, "names no class of Tiny ImageNet"),
     "no columns": ({"annotations": b"val_0.JPEG"}, "'val_0.JPEG' names no class"),
-    "annotated twice": ({"annotations": f"val_0.JPEG\t{WORM}\nval_0.JPEG\t{FISH}".encode()}, "val_0.JPEG comes twice"),
+    "annotated twice": ({"annotations": f"val_0.JPEG\t{WORM}\nval_0.JPEG\t{FISH}".encode()}, "val_0.JPEG occurs twice"),
     "extra class": (
         {f"{ROOT}/train/n00000000/images/n00000000_0.JPEG": b""},
         "n00000000_0.JPEG: a picture that belongs to no class",
@@ -255,7 +255,7 @@ TINY_FAULTS: dict[str, tuple[dict[str, bytes | None], str]] = {
         f"{WORM}_4.JPEG: a picture that belongs to no class",
     ),
     "extra picture": ({f"{ROOT}/val/images/val_1.JPEG": b""}, "val_1.JPEG: a picture that belongs"),
-    "damaged picture": ({"train": b"not a picture"}, f"{TRAIN}: not a whole JPEG"),
+    "damaged picture": ({"train": b"not a picture"}, f"{TRAIN}: not a complete JPEG"),
 }
 
 

@@ -71,7 +71,7 @@ def test_replaced_file_is_detected_and_used_once_accepted(work: Path, capsys: py
     (said,) = capsys.readouterr().err.splitlines()
     assert said == (
         f"fetch: data/downloads/mine/{NAME}: sha256 was {sha256(OLD)} (100 bytes) when it was fetched, is "
-        f"{sha256(NEW)} (100 bytes) now. If the change is meant: `claimcheck stage fetch mine --accept`, then "
+        f"{sha256(NEW)} (100 bytes) now. If the change is intended: `claimcheck stage fetch mine --accept`, then "
         "`dvc repro -f -s fetch@mine` and `dvc repro`. Else put the old one back"
     )
     assert path.read_bytes() == NEW and digest_in_manifest() == sha256(OLD)
@@ -133,7 +133,7 @@ def test_file_replaced_in_the_mirror_is_reported_and_used_once_accepted(tmp_path
     assert manifest.files[0].sha256 == sha256(OLD)
     assert said == [
         f"fetch: not used: {theirs}: sha256 was {sha256(OLD)} (100 bytes) when it was fetched, is {sha256(NEW)} "
-        "(100 bytes) now. If the change is meant: `claimcheck stage fetch mine --accept`, then "
+        "(100 bytes) now. If the change is intended: `claimcheck stage fetch mine --accept`, then "
         "`dvc repro -f -s fetch@mine` and `dvc repro`.",
         advice(OLD),
     ]

@@ -1,4 +1,4 @@
-"""Labels, numbers and masks in shards, written by the packages whose formats they are."""
+"""Labels, numbers and masks in shards, written by the packages that define their formats."""
 
 import io
 import json
@@ -31,7 +31,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def column(task: str, names: bool) -> dict[str, list[Any]]:
-    """The column of targets by its name, and several columns if `names`."""
+    """Return the column or columns of targets by name; several if there are `names`."""
     if task == "segmentation":
         return {"annotation": [{"bytes": png(mask.astype(np.uint8)), "path": None} for mask in MASKS]}
     if task == "regression" and names:
@@ -111,7 +111,7 @@ def labels_of(home: Path, task: str) -> np.ndarray:
 @pytest.mark.parametrize("task", EXPECTED)
 @pytest.mark.parametrize("names", [False, True])
 def test_targets_are_packed_with_their_pictures(tmp_path: Path, form: str, task: str, names: bool) -> None:
-    """As lists, or by names: of labels, of several columns of numbers, or of the files of masks."""
+    """Targets are lists or names of labels, several columns of numbers, or files of masks."""
     source = FORMS[form](tmp_path / "downloads/pets", task, names)
     if task == "regression" and names:
         source = DatasetSource(**vars(source) | {"target": NAMES})
@@ -192,7 +192,7 @@ def test_unsuitable_targets_of_a_row_are_named(
         ),
         ("segmentation", {"a.seg.png": MASK, "a.mask.png": MASK}, r"\.seg\.png and \.mask\.png may have the mask"),
         ("segmentation", {"a.seg.png": WIDE}, "a, mask: 9 x 8 pixels; its picture has 8 x 8"),
-        ("segmentation", {"a.seg.png": b"none"}, "a, mask: not a whole picture"),
+        ("segmentation", {"a.seg.png": b"none"}, "a, mask: not a complete picture"),
     ],
 )
 def test_unsuitable_targets_of_a_sample_are_named(
@@ -213,7 +213,7 @@ def test_mask_is_named_by_any_column_next_to_an_image(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["List", "former list"])
 def test_lists_that_the_features_describe_are_the_labels(tmp_path: Path, form: str) -> None:
-    """Not the lists of other things, such as embeddings and tokens."""
+    """Lists of other things, such as embeddings and tokens, aren't taken."""
     kind = {"_type": "ClassLabel", "names": list(NAMES)}
     feature = [kind] if form == "former list" else {"feature": kind, "_type": "List"}
     columns = {"image": [png(image) for image in IMAGES], "vector": [[0.5]] * 30, "tokens": [[1]] * 30, "found": SETS}

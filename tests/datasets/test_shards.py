@@ -1,4 +1,4 @@
-"""Pictures in shards, written by the packages whose formats they are: Hugging Face's `datasets` and `webdataset`."""
+"""Pictures in shards, written by the packages that define their formats: Hugging Face's `datasets` and `webdataset`."""
 
 import dataclasses
 import hashlib
@@ -117,7 +117,7 @@ def test_broken_pictures_are_named_and_refused_or_skipped(tmp_path: Path, kind: 
 
     source = FORMATS[kind](tmp_path / "downloads/pets", breaks)
     first = {"saved": "row 00000000", "hub": "row 00000000"}.get(kind, "0000")
-    with pytest.raises(DatasetError, match=rf"{first}: not a whole picture.*declare `broken: skip`"):
+    with pytest.raises(DatasetError, match=rf"{first}: not a complete picture.*declare `broken: skip`"):
         pack(tmp_path, source)
     info = pack(tmp_path, dataclasses.replace(source, broken="skip"))
     assert (info.train_images, info.test_images, info.provenance) == (20, 8, "subset")
@@ -167,7 +167,7 @@ def test_ranges_come_from_addresses(tmp_path: Path, kind: str, scheme: str) -> N
         del host.answers[next(name for name in host.answers if "train" in name)]
         (tmp_path / "other").mkdir()
         if scheme == "http":
-            with pytest.raises(DatasetError, match=r"[12] of 3 files are nowhere to be had.*HTTP 404"):
+            with pytest.raises(DatasetError, match=r"[12] of 3 files were not found.*HTTP 404"):
                 pack(tmp_path / "other", dataclasses.replace(source, urls=(url,)))
 
 
@@ -339,7 +339,7 @@ def write_tar(path: Path, *members: tuple[str, bytes]) -> Path:
         ([("a.png", PICTURE), ("a.json", b'{"label": true}')], "a: its class is True"),
         ([("../a.png", PICTURE), ("../a.cls", b"0")], "the name leads out of the archive"),
         ([("/a.png", PICTURE)], "the name leads out of the archive"),
-        ([("a.png", PICTURE), ("a.png", PICTURE)], "comes twice"),
+        ([("a.png", PICTURE), ("a.png", PICTURE)], "occurs twice"),
         ([("readme", b"")], "1 files have no picture that the reader webdataset can read"),
         ([("a/.b.png", PICTURE), ("c.txt", b"")], "1 files have no picture that the reader webdataset can read"),
     ],

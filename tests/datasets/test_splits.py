@@ -1,4 +1,4 @@
-"""How a user's own rows are divided: by the words in names, else by a draw that a repaired row hardly changes."""
+"""A user's own rows are split by words in names, else by a draw that repairing a row hardly changes."""
 
 import dataclasses
 import io
@@ -156,7 +156,7 @@ TABLES: dict[str, tuple[list[str], dict[str, list[int]]]] = {
 
 
 def write_tables(root: Path, names: list[str]) -> tuple[list[np.ndarray], DatasetSource]:
-    """Files of 30 rows in all, the later ones longer, in a folder; and the rows of each."""
+    """Write 30 rows into files in a folder, more into later ones; return the rows of each."""
     blocks = np.split(np.arange(30), np.cumsum(np.arange(3, 3 + len(names) - 1)))
     for name, rows in zip(names, blocks, strict=True):
         path = root / "downloads/pets/tables" / name

@@ -216,7 +216,7 @@ FAULTS = {
     "no time of a later run": ((HEADER, FIRST.replace("118.55", "-1")), "row 0 has the run time -1 ms"),
     "endless": ((HEADER, FIRST.replace("115.26", "inf")), "row 0 has the run time inf ms"),
     "not a time": ((HEADER, FIRST.replace("115.26", "nan")), "row 0 has the run time nan ms"),
-    "setting twice": ((HEADER, FIRST, SECOND, FIRST.replace("115.26", "1")), "a setting comes twice"),
+    "setting twice": ((HEADER, FIRST, SECOND, FIRST.replace("115.26", "1")), "a setting occurs twice"),
 }
 
 
@@ -441,8 +441,8 @@ def test_missing_documents_are_refused_or_dropped(tmp_path: Path, kind: str) -> 
     [
         ("csv", b'body;id\n"a', "mine.csv: Error tokenizing"),
         ("csv", b"body;id\n\xff;1", "mine.csv: .*utf-8"),
-        ("jsonl", b'{"body": "a"}\n[1]', "mine.jsonl: a line is no JSON object"),
-        ("jsonl", b'{"body": "a"', "mine.jsonl: a line is no JSON object"),
+        ("jsonl", b'{"body": "a"}\n[1]', "mine.jsonl: a line isn't a JSON object"),
+        ("jsonl", b'{"body": "a"', "mine.jsonl: a line isn't a JSON object"),
         ("jsonl", b'{"body": "a"}\n{"bodi": "a"}', r"mine.jsonl, line 2: has no column 'body'; did you mean bodi"),
         ("jsonl", b'{"body": "\\ud800"}', "mine.jsonl: column 'body' has no valid Unicode"),
         ("parquet", b"PAR1", "mine.parquet: not a readable parquet file"),

@@ -297,7 +297,7 @@ def test_metric_has_one_unit_and_direction_in_all_experiments(project: Path) -> 
         (project / "params/other.yaml").write_text(
             f"like: {EXPERIMENT}\nmetrics: {{kappa: {KAPPA | {'better': 'lower'}}}}\n", encoding="utf-8"
         )
-        with pytest.raises(ParamsError, match=f"metrics.kappa has another unit or better than in .*{EXPERIMENT}"):
+        with pytest.raises(ParamsError, match=f"metrics.kappa differs in unit or better from .*{EXPERIMENT}"):
             load_params(project)
     finally:
         edit(project / "params.yaml", lambda index: index["experiments"].pop("other"))

@@ -1,4 +1,4 @@
-"""`claimcheck export`, read by the packages of those who own the formats: their validators and parsers."""
+"""`claimcheck export`, read by the packages that define the formats: their validators and parsers."""
 
 import hashlib
 import io
@@ -173,7 +173,7 @@ def test_card_has_the_licences_of_the_project_and_the_data(
     card = write_card(replicated, project, tmp_path / "hub")
     assert card.data.get("license_name") == named
     assert card.data.get("license_link") == (named and "http://yann.lecun.com/exdb/mnist/")
-    assert "The terms of the data set hold for the weights: CC BY-SA 3.0." in card.text
+    assert "The terms of the data set apply to the weights: CC BY-SA 3.0." in card.text
 
 
 def test_images_that_a_project_names_mnist_are_not_the_hubs_mnist(

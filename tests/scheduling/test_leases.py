@@ -196,7 +196,7 @@ def test_attempts_and_their_ends_are_recorded(store: Shared) -> None:
     lease = claim(second, KEY)
     second.close(lease, None)
     assert [(one.owner, one.end, one.reason) for one in second.attempts(KEY)] == [
-        (ELSEWHERE, "lost", "was not heard of for 61 s"),
+        (ELSEWHERE, "lost", "sent no heartbeat for 61 s"),
         (second.owner, "stopped", ""),
         (second.owner, "published", ""),
     ]

@@ -47,7 +47,7 @@ def test_remote_owner_is_replaced_when_its_record_stops_changing(store: ObjectSt
     assert here.claim("g") is None
     here.now += 1
     assert here.claim("g") is not None
-    assert here.attempts("g")[0].reason == f"was not heard of for {EXPIRY_SECONDS:.0f} s"
+    assert here.attempts("g")[0].reason == f"sent no heartbeat for {EXPIRY_SECONDS:.0f} s"
 
 
 def test_owner_replaced_while_uploading_cannot_publish(
@@ -158,4 +158,4 @@ def test_lease_survives_a_store_outage_longer_than_its_expiry(
     back.join()
     time.sleep(1.1)
     assert other.claim("g") is not None, "now it could"
-    assert other.attempts("g")[0].reason == "was not heard of for 1 s"
+    assert other.attempts("g")[0].reason == "sent no heartbeat for 1 s"

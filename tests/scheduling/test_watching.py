@@ -95,7 +95,7 @@ def test_training_needs_a_lease_to_count_as_running(store: RunStore, now: list[f
         assert only_row(watch(store, PRICES, now[0])).runs["lost"] == 1, "the lease is free"
 
 
-def test_dead_owner_runs_nothing_despite_its_journal(store: RunStore) -> None:
+def test_runs_of_a_dead_owner_are_lost(store: RunStore) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     owner = process_identity(child.pid)
     assert Leases(store, owner).claim(*GROUPS[0].run_keys) is not None
@@ -118,7 +118,7 @@ def test_journal_has_the_address_of_its_dashboard(store: RunStore) -> None:
     assert session.dashboard == "http://127.0.0.1:8265"
 
 
-def test_silent_machine_runs_nothing(store: RunStore, now: list[float]) -> None:
+def test_runs_of_a_silent_machine_are_lost(store: RunStore, now: list[float]) -> None:
     """A remote process can only be judged by its silence, like its lease."""
     written = journal(store)
     written.session.owner = "elsewhere:boot:1:7:9"
@@ -175,7 +175,7 @@ def test_progress_is_saved_rarely_but_its_end_always(store: RunStore, monkeypatc
     assert session.ended and session.groups[0].share == 1
 
 
-def test_unwritable_progress_stops_no_training(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_continues_if_progress_cannot_be_written(store: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
     store.root.mkdir(parents=True)
     (store.root / "work").write_text("a file where the folder belongs", encoding="utf-8")
     with journal(store) as written:

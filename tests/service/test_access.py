@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 
 OIP = "/v2/models/ninformer-cifar100.vit/infer"
 UNKNOWN = "/predict?checkpoint=nothing"
-"""Answered with 404 to whom inference is allowed, without starting it."""
+"""404 for clients that may use inference, without starting it."""
 
 
 def ask(client: TestClient, key: str, *, path: str = UNKNOWN) -> int:

@@ -39,7 +39,7 @@ def test_figures_agree_with_params_claims_and_findings(computed_client: TestClie
     )
     of_hyperbf = [item for item in params.experiments.values() if item.paper == "hyperbf"]
     hidden = {item.arms["vit"].model["hidden_dim"] for item in of_hyperbf}
-    assert hidden == {20} and "have 20 hidden units" in notes["hyperbf"]
+    assert hidden == {20} and "have only 20 hidden units" in notes["hyperbf"]
     gaps = [abs(claim.value or 0) for name, claim in claims.items() if fnmatchcase(name, "hyperbf.text.*.gap")]
     assert f"by {100 * min(gaps):.2f} to {100 * max(gaps):.2f} pp" in notes["hyperbf"] and len(gaps) == 3
     (comparison,) = [

@@ -151,7 +151,7 @@ SCHEMES = ("javascript:", "data:text/html,", "vbscript:", "file:", "//", "http:"
 
 
 @given(st.text(" \t\n\r\0\x01\x0b\x1f\xa0", max_size=3), st.sampled_from(SCHEMES), st.data())
-def test_executable_address_is_no_web_address(before: str, scheme: str, data: st.DataObject) -> None:
+def test_executable_address_is_not_a_web_address(before: str, scheme: str, data: st.DataObject) -> None:
     """Browsers ignore leading controls and blanks, tabs and line feeds anywhere, and case."""
     changed = "".join(data.draw(st.sampled_from([c, c.upper(), f"\t{c}", f"{c}\n"])) for c in scheme)
     assert not is_web_address(f"{before}{changed}alert(1)")

@@ -123,7 +123,7 @@ def test_claim_page_opens_with_the_result_for_the_part_that_ran(client: TestClie
     assert limits[0].endswith("units are not all trained and may differ by any amount, so the whole grid isn’t judged.")
     assert limits[1].startswith("Whether it is as large as the paper’s 0.25 nats is open: 20 of 35 pairs")
     assert limits[2] == f"So “holds” applies only at 18, 25 and 35 units: {A_PART}."
-    assert re.search(r"“log of the test mean squared error, last epoch”: by that it is open .*8 pairs", limits[3])
+    assert re.search(r"squared error, last epoch”: under that metric it is open .*8 pairs", limits[3])
     assert "We trained both models again" in box and verdict["explanation"] not in box.partition("<summary>")[0]
 
 

@@ -150,11 +150,11 @@ async def test_image_is_not_called_damaged_if_no_decoder_works() -> None:
         for process in decoder.processes:
             process._target, process._arguments = end_at_birth, ()
             process.restart()
-        with pytest.raises(InferenceStopped, match="decoders end at once"):
+        with pytest.raises(InferenceStopped, match="decoders exit immediately"):
             await decoder.decode([large()], [SHAPE])
         while any(process.is_alive for process in decoder.processes):
             await asyncio.sleep(0.01)
-        with pytest.raises(InferenceStopped, match="decoders end at once"):
+        with pytest.raises(InferenceStopped, match="decoders exit immediately"):
             await decoder.check()
 
 
@@ -237,7 +237,7 @@ async def test_request_with_many_large_images_lets_others_go_first() -> None:
     assert done == ["a small one", "two large ones", "twelve large ones"]
 
 
-async def test_unexpectedly_slow_images_delay_no_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unexpectedly_slow_images_do_not_delay_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Semaphore(0)
 
     def answer(_decoder: Decoder, _process: Process, content: bytes, _shapes: object, share: _Share) -> list[Any]:
@@ -271,7 +271,7 @@ async def test_full_queue_rejects_the_heaviest_clients_newest_request() -> None:
     async with decoding(max_waiting_seconds=1.0) as decoder:  # five such images, besides those being decoded
         many = [asyncio.create_task(ask("many", size)) for size in (4, 3)]
         await asyncio.sleep(0)
-        with pytest.raises(Busy, match="decoding images: too much is waiting already"):
+        with pytest.raises(Busy, match="decoding images: the queue is full"):
             await asyncio.create_task(ask("many", 1))
         await asyncio.create_task(ask("other", 1))
         assert [type(found) for found in await asyncio.gather(*many, return_exceptions=True)] == [type(None), Busy]

@@ -14,7 +14,7 @@ from stages.recording.builder import record
 from tests.service.conftest import png, reading, serving
 from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, make_root
 
-PLACEHOLDERS = "models of placeholder data answer only to checkpoint="
+PLACEHOLDERS = "placeholder models answer only if named with checkpoint="
 VIT = "/predict?checkpoint=ninformer-cifar100.vit.0"
 
 

@@ -312,7 +312,7 @@ def test_low_open_file_limit_reduces_connections_without_errors(root: Path, tmp_
         wait_until(lambda: get(service, "/api/v1/papers")[0] == 200, 20)
         assert service.process.poll() is None
     log = service.log.read_text(encoding="utf-8")
-    assert "150 files may be open" in log
+    assert "`ulimit -n` is 150, but" in log
     assert "Too many open files" not in log and "Traceback" not in log
 
 

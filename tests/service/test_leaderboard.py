@@ -62,7 +62,7 @@ def test_placeholder_results_are_not_ranked(client: TestClient) -> None:
     assert "MNIST" in client.get("/leaderboard").text, "the first data set with results"
 
 
-def test_empty_database_is_no_error(own_root: Path) -> None:
+def test_empty_database_is_not_an_error(own_root: Path) -> None:
     with closing(sqlite3.connect(own_root / "data" / "results.db")) as database, database:
         names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for name in names:

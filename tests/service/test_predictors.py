@@ -127,7 +127,9 @@ def other_shapes() -> bytes:
         *("no contract", "half a contract", "foreign code", "foreign name", "arguments missing", "other shapes"),
     ],
 )
-def test_file_that_is_no_checkpoint_is_refused_regardless_of_name(tmp_path: Path, content: bytes, words: str) -> None:
+def test_file_that_is_not_a_checkpoint_is_refused_regardless_of_name(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
     (tmp_path / "weights.safetensors").write_bytes(content)
     cache = cache_of()
     with pytest.raises(CheckpointError, match=words):

@@ -180,7 +180,7 @@ def test_cached_answer_equals_a_fresh_one(
 
 
 def test_clients_that_wait_get_an_answer_made_meanwhile(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a page that many ask for is made for each of them whenever its minute ends."""
+    """Otherwise a popular page would be made once for each waiting client when its minute ends."""
     made, expect = Counter[str](), AnswerCache._expect
 
     def counted(cache: AnswerCache, content: str) -> None:

@@ -67,7 +67,7 @@ def test_suspended_server_is_503(root: Path, postgresql: Create, monkeypatch: py
         assert client.get("/compare?dataset=cifar100").status_code == 200
 
 
-def test_long_reader_delays_the_rebuild_but_no_other_reader(root: Path, postgresql: Create) -> None:
+def test_long_reader_delays_the_rebuild_but_not_other_readers(root: Path, postgresql: Create) -> None:
     record(root, url := postgresql())
     writer = threading.Thread(target=record, args=(root, url))
     with psycopg.connect(url) as long, psycopg.connect(url, autocommit=True) as quick:

@@ -60,7 +60,7 @@ async def test_slow_client_gets_one_slot_at_a_time() -> None:
 async def test_full_queue_rejects_newest_requests_of_heaviest_client() -> None:
     slot = SingleSlot()
     crowd = await slot.queue(*["ann"] * 6)
-    assert crowd[5].done() and "too much is waiting already" in crowd[5].result()
+    assert crowd[5].done() and "the queue is full" in crowd[5].result()
     others = await slot.queue("ben", "ben", "ben")
     assert slot.slots.waiting == 4
     slot.go.set()
@@ -84,7 +84,7 @@ async def test_slot_granted_to_cancelled_request_passes_to_next() -> None:
 async def test_timed_out_request_is_busy_and_leaves_queue() -> None:
     slot = SingleSlot(seconds=0.01)
     first, second = await slot.queue("ann", "ben")
-    assert await second == "reading: no turn came within 0.01 s"
+    assert await second == "reading: no slot became free within 0.01 s"
     assert slot.slots.waiting == 0
     slot.go.set()
     assert await first == "served"
@@ -94,7 +94,7 @@ async def test_client_at_its_slot_limit_is_busy() -> None:
     slots = Slots("sending", 4, max_waiting=0, seconds=1, most_each=2)
     current_client.set("ann")
     async with slots.hold(), slots.hold():
-        with pytest.raises(Busy, match="2 of one client at once are the most"):
+        with pytest.raises(Busy, match="2 at a time is the limit for one client"):
             async with slots.hold():
                 pass
         current_client.set("ben")

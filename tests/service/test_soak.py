@@ -75,7 +75,7 @@ def test_mixed_load_gets_expected_answers_with_constant_memory(tmp_path: Path) -
 
 @pytest.mark.slow(hours=True)
 @pytest.mark.timeout(SECONDS + 600)
-def test_killed_workers_and_restarted_postgresql_affect_no_other_request(tmp_path: Path) -> None:
+def test_killed_workers_and_restarted_postgresql_do_not_affect_other_requests(tmp_path: Path) -> None:
     programs = find_programs()
     if programs is None:
         pytest.skip("no PostgreSQL server here; on Debian: apt install postgresql")

@@ -92,7 +92,7 @@ def test_correct_answers_are_compared_image_by_image(published_client: TestClien
     [
         ("dataset=imagenet&a=vit&b=ninformer", 404, "known: mnist, cifar10, cifar100"),
         ("dataset=mnist&a=resnet&b=ninformer", 404, "known: vit, mlp-mixer"),
-        ("dataset=mnist&a=vit&b=ViT", 422, "are one model; name two"),
+        ("dataset=mnist&a=vit&b=ViT", 422, "are the same model; name two different ones"),
         ("dataset=mnist&a=vit", 422, "query.b"),
         ("dataset=mnist&a=&b=vit", 422, "query.a"),
         (f"dataset=mnist&a={'x' * 121}&b=vit", 422, "query.a"),

@@ -470,7 +470,9 @@ def test_networks_are_trained_singly_without_a_compiler(
         assert "stacked" not in result["environment"] and len(history) == 3
 
 
-def test_failing_single_network_blocks_no_other(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_single_network_does_not_block_others(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker, "can_stack", lambda device: False)
     first, second = specs(data)
     work = tmp_path / "store" / "work"

@@ -149,7 +149,7 @@ class Leases:
         if seen != tag or late != late_before:  # the store was unreachable, for the owner, too
             since = now
         self._watched[run_key] = tag, since, late
-        return f"was not heard of for {now - since:.0f} s" if now - since >= EXPIRY_SECONDS else None
+        return f"sent no heartbeat for {now - since:.0f} s" if now - since >= EXPIRY_SECONDS else None
 
     def holder(self, *run_keys: str) -> Holder | None:
         """Return the holder of the first of these runs that has one; None if all are free."""
@@ -333,7 +333,7 @@ def check(outcomes: Mapping[str, Mapping[str, bytes]], lease: Lease) -> None:
         if run_key not in lease.run_keys:
             raise ValueError(f"an outcome of run {run_key[:12]} came back from the training of {lease.name}")
         if fault := find_fault(files, run_key):
-            raise ValueError(f"the outcome of run {run_key[:12]} isn't whole: {fault}; nothing is published")
+            raise ValueError(f"the outcome of run {run_key[:12]} is incomplete: {fault}; nothing is published")
 
 
 def publish(outcomes: Mapping[str, Mapping[str, bytes]], work: str, lease: Lease, leases: Leases, store: Store) -> None:

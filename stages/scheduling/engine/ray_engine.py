@@ -333,7 +333,7 @@ class _Engine:
             if task.cancelled is not None and now - task.cancelled > TIMEOUTS.stopping:
                 task.killed = f"it didn't stop within {TIMEOUTS.stopping:.0f} s"
             elif now - task.heard > TIMEOUTS.silent:
-                task.killed = f"no sign of life for {TIMEOUTS.silent:.0f} s"
+                task.killed = f"no heartbeat for {TIMEOUTS.silent:.0f} s"
             elif now - task.stepped > (limit := max(TIMEOUTS.stuck, 20 * task.longest_step)):
                 task.killed = f"it took no step for {limit:.0f} s"
             if task.killed:

@@ -58,7 +58,9 @@ def test_concurrent_users_of_a_library_compile_it_once(
     assert compiled.read_text(encoding="utf-8") == "once\n"
 
 
-def test_killed_compiling_process_blocks_no_other(tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_compiling_process_does_not_block_others(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler, started = tmp_path / "c++", tmp_path / "started"
     compiler.write_text(
         f'#!/bin/sh\ncase "$*" in *-shared*) touch {started}; exec sleep 60;; esac\necho version\n', encoding="utf-8"

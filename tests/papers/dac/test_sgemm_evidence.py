@@ -188,7 +188,7 @@ def test_pages_agree_with_the_verdict(published: str, client: TestClient) -> Non
     assert size is not None and f"the verdict on the size is `{size['status']}`" in TEXT
     assert f"Its size: {size['status']}. Judged by" in results
     assert len(re.findall(r"^\| (?:DAC, )?\d layers of", results, re.MULTILINE)) == 6, "the three best of each role"
-    assert f"Its size open: {size['explanation'][:20]}" in page
+    assert f"Its size is open: {size['explanation'][:20]}" in page
 
 
 def test_page_states_the_gain_of_more_weights_or_biases_from_141_units(errors: Errors, published: str) -> None:
