@@ -30,7 +30,7 @@ from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_stack import Stack
 from stages.run import OptimizerSpec, Protocol, Replicate
 from stages.training.loop import Progress, fit, seeded_model
-from stages.training.optimizer import build_optimizer
+from stages.training.protocol import build_optimizer
 from stages.training.session import flushing_denormals
 from stages.training.stacked import fit_stack
 from stages.training.tables import Regression, TableRows

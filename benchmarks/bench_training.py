@@ -28,7 +28,7 @@ from stages.params.experiment import load_params, plan_runs
 from stages.run import Replicate
 from stages.training.images import ImageClassification
 from stages.training.loop import fit
-from stages.training.optimizer import build_optimizer
+from stages.training.protocol import build_optimizer
 
 BATCH, ROUNDS = 32, 5
 # Enough steps to make one-time costs of a training negligible; an epoch of CIFAR has about 1,500.

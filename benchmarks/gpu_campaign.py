@@ -84,8 +84,8 @@ def prepare(names: Sequence[str], budget: float, device: str, store: Store) -> i
     Under the profile that decides, they are those that bring most claims to an interim analysis, best first.  The plan
     is only an estimate, so they may take up to twice the budget.
     """
+    from stages.commands.priorities import PROFILE, propose
     from stages.params.experiment import load_params
-    from stages.priorities import PROFILE, propose
     from stages.scheduling.runner import line_up
 
     params = load_params()

@@ -73,7 +73,7 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSpec:
-    """Learning rate over the steps of a run; `stages.training.schedule` has the formulas.
+    """Learning rate over the steps of a run; `stages.training.protocol` has the formulas.
 
     The schedule `imported` is a class of `torch.optim.lr_scheduler` or another package, like the optimiser `imported`.
     """
@@ -248,7 +248,7 @@ def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def training_counts(n: int, protocol: Protocol, replicate: Replicate) -> tuple[int, int]:
-    """Return the numbers of training and validation rows that `stages.training.split` chooses from n rows."""
+    """Return the numbers of training and validation rows that `stages.training.protocol` chooses from n rows."""
     split, held_out = protocol.split, 0
     if split.kind == "fraction" and split.fraction is not None:
         held_out = round(n * split.fraction)

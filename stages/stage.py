@@ -1,7 +1,7 @@
 """`python -m stages.stage VERB …`: run `stages.VERB …` in a process that has already loaded torch, if there is one.
 
 dvc.yaml uses it for its commands.  If `claimcheck repro` keeps a process that has loaded the libraries
-(`stages.preloaded`), the verb runs in a fork of it, otherwise in this process.
+(`stages.commands.preloaded`), the verb runs in a fork of it, otherwise in this process.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from stages.orphans import WATCHED, OrphanedStage, dvc_and_shells, exit_when_gone
-from stages.preloaded import ADDRESS, ask
+from stages.commands.preloaded import ADDRESS, ask
+from stages.scheduling.orphans import WATCHED, OrphanedStage, dvc_and_shells, exit_when_gone
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -32,9 +32,8 @@ from stages.run import RunSpec, canonical_json, environment_digest, steps_per_ep
 from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.store import Scratch, remember, seal, stack_id
 from stages.training.canary import STEPS, Canary, canary_of
-from stages.training.imported import refuse_unfit
 from stages.training.loop import Outcome, Progress, TrainingState, TrainingStopped
-from stages.training.opening import find_divergence, open_training
+from stages.training.opening import find_divergence, open_training, refuse_unfit
 from stages.training.parallel import Rank, agreed, describe_ranks, from_first, highest, joined, run_together, share
 from stages.training.process import (
     describe_environment,

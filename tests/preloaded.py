@@ -1,4 +1,4 @@
-"""Start Python processes quickly as forks of `stages.preloaded`, which has loaded every library but none of our code.
+"""Start Python processes quickly as forks of `stages.commands.preloaded`, which has loaded all libraries, not our code.
 
 `python` runs `-m module …`, `-c code …` or `-P file …` like a new process, with the code on its `PYTHONPATH`. Settings
 that are read at startup (hash seed, torch's threads) are the server's, and `atexit` functions don't run: tests that
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from stages import preloaded
+from stages.commands import preloaded
 from tests.polling import wait_until
 
 FOLDER = Path(__file__).parent
@@ -26,7 +26,7 @@ STAND_IN = """#!{python} -IS
 import json, os, sys
 if {read_at_start} != {{name: os.environ.get(name) for name in {read_at_start}}}:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
-sys.path.append({stages!r})
+sys.path.append({folder_of_preloaded!r})
 from preloaded import ask
 call = dict(arguments=sys.argv[1:], cwd=os.getcwd(), env=dict(os.environ), before=None, executable={python!r})
 with ask({address!r}, "forked", [json.dumps(call)], {environment}, cwd={folder!r}) as connection:
@@ -77,7 +77,7 @@ def _server() -> tuple[Path, dict[str, str]]:
         STAND_IN.format(
             python=sys.executable,
             read_at_start=read_at_start,
-            stages=str(Path(preloaded.__file__).parent),
+            folder_of_preloaded=str(Path(preloaded.__file__).parent),
             address=address,
             environment=environment,
             folder=str(FOLDER),

@@ -3,7 +3,7 @@
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
 
 VOCABULARY, CONTEXT, WINDOWS = 50, 16, 36
-MODELS = ("stages.papers.nmn.gpt2:GPT2", "stages.papers.nmn.aether_gpt:AetherGPT")
+MODELS = ("stages.papers.nmn.gpt:GPT2", "stages.papers.nmn.gpt:AetherGPT")
 # Like params/nmn-gpt.yaml but small. The 29 training windows don't divide evenly: the last batch has one.
 PROTOCOL = Protocol(
     optimizer=OptimizerSpec(name="adamw", lr=0.001, weight_decay=0.1, betas=(0.9, 0.95), decay="kernels"),

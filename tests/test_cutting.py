@@ -82,7 +82,7 @@ def test_cut_text_has_few_windows(tmp_path: Path) -> None:
     protocol = Protocol(
         optimizer=ADAM, batch_size=12, epochs=1, schedule=ScheduleSpec(name="cosine", warmup_steps=2000, floor=0.1)
     )
-    model = ModelSpec(path="stages.papers.nmn.gpt2:GPT2", arguments={"context": 16})
+    model = ModelSpec(path="stages.papers.nmn.gpt:GPT2", arguments={"context": 16})
     spec = RunSpec(model=model, protocol=protocol, data_digest="d", replicate=Replicate(seed=0), code={})
     small, whole = cut_run(PackedSets(tmp_path, PARAMS, tmp_path / "scratch"), made(spec, "openwebtext"), 8)
     assert [read_info(cut.data).train_images for cut in (small, whole)] == [7 * 16 + 1, 18 * 16 + 1]

@@ -19,7 +19,7 @@ from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, SplitSpec
 from stages.training import loop
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import Task, fit, measure
-from stages.training.seeding import generator_for
+from stages.training.protocol import generator_for
 from stages.training.stacked import StackState, fit_stack, stack_class
 from stages.training.tables import Regression, TableRows
 from stages.training.tokens import NextToken, TokenWindows

@@ -22,7 +22,7 @@ INPUTS = stage_inputs(PARAMS)
 # Modules that import by name: their possible targets must be roots of `stages.params.stage_inputs`.
 IMPORT_BY_NAME = {
     "analyse.py",  # papers' findings
-    "preloaded.py",  # libraries and stages
+    "commands/preloaded.py",  # libraries and stages
     "scheduling/engine/groups.py",  # engines
     "scheduling/engine/local.py",  # worker
     "runs/object_store.py",  # object-store package
@@ -32,10 +32,10 @@ IMPORT_BY_NAME = {
     "upkeep/exporting.py",  # packages of exports
     "proving/driver.py",  # in no stage: the code of another revision
     "papers/__init__.py",  # papers' models
-    "evaluation/own_metrics.py",  # metrics of other packages: `measuring` in stage_inputs
+    "evaluation/scores.py",  # metrics of other packages: `measuring` in stage_inputs
     "training/tasks.py",  # tasks of other packages: `named` in stage_inputs
     "training/stacked.py",  # stacks
-    "training/optimizer.py",  # optimisers
+    "training/protocol.py",  # optimisers
     "training/options.py",  # schedules
     "datasets/manifest.py",  # readers
     "optim/imported.py",  # callables that params name

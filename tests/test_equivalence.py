@@ -47,22 +47,20 @@ def rewrite(project: Path, *files: tuple[str, str, str]) -> None:
 
 
 def rename_a_module(project: Path) -> None:
-    """Rename `stages.training.stopping` to `halting`, including its imports."""
+    """Rename `stages.training.tf32` to `rounding`, including its imports."""
     folder = project / "stages" / "training"
-    (folder / "stopping.py").rename(folder / "halting.py")
-    for name in ("training/loop.py", "training/stacked.py"):
-        rewrite(project, (name, "stages.training.stopping", "stages.training.halting"))
+    (folder / "tf32.py").rename(folder / "rounding.py")
+    for name in ("training/loop.py", "training/stacked.py", "worker.py"):
+        rewrite(project, (name, "stages.training.tf32", "stages.training.rounding"))
 
 
 def rename_a_function(project: Path) -> None:
-    for name in ("training/schedule.py", "training/loop.py", "training/stacked.py"):
-        rewrite(project, (name, "learning_rate(", "rate_of_step("))
-    for name in ("training/loop.py", "training/stacked.py"):
-        rewrite(project, (name, "import learning_rate", "import rate_of_step"))
+    for name in ("training/protocol.py", "training/loop.py", "training/stacked.py"):
+        rewrite(project, (name, "learning_rate", "rate_of_step"))
 
 
 def change_a_number(project: Path) -> None:
-    rewrite(project, ("training/optimizer.py", "spec.weight_decay", "(spec.weight_decay + 1e-6)"))
+    rewrite(project, ("training/protocol.py", "spec.weight_decay", "(spec.weight_decay + 1e-6)"))
 
 
 def change_a_fast_path(project: Path) -> None:
@@ -115,7 +113,7 @@ def test_renamed_module_keeps_its_outcomes_once_shown_equivalent(renamed: tuple[
     assert (vit.model, vit.kind, vit.precision) == ("stages.papers.ninformer.vit:ViT", "images", "float32")
     assert vit.steps == ninformer.steps == {"4": 4, "16": 2} and sorted(vit.state) == ["1", "2"], "two steps per epoch"
     modules = line.proofs[0].modules
-    assert modules["stages.training.stopping"][1] is None and modules["stages.training.halting"][0] is None
+    assert modules["stages.training.tf32"][1] is None and modules["stages.training.rounding"][0] is None
     before, after = modules["stages.training.loop"]
     assert before != after and None not in (before, after)
     assert (line.before, line.after) == (git(project, "rev-parse", "HEAD~1"), git(project, "rev-parse", "HEAD"))
@@ -134,7 +132,7 @@ def test_renamed_module_keeps_its_outcomes_once_shown_equivalent(renamed: tuple[
         json.loads(text)
         for text in (project / f"data/results/{EXPERIMENT}.jsonl").read_text(encoding="utf-8").splitlines()
     ]
-    assert all("stages.training.stopping" in line["spec"]["code"] for line in lines), "the training's environment"
+    assert all("stages.training.protocol" in line["spec"]["code"] for line in lines), "the training's environment"
     assert in_store(project) == 2
     (project / PATH).unlink()
     assert in_store(project) == 0, "no line, no equivalence"
@@ -193,10 +191,10 @@ def test_hand_written_line_is_refuted_by_retraining_with_spec_step_and_tensor(
     line = json.loads((project / PATH).read_text(encoding="utf-8"))
     change_a_number(project)
     commit(project, "a number")
-    changed = source_digest((project / "stages/training/optimizer.py").read_text(encoding="utf-8"))
+    changed = source_digest((project / "stages/training/protocol.py").read_text(encoding="utf-8"))
     for proof in line["proofs"]:
         modules = {name: [after, after] for name, (_, after) in proof["modules"].items() if after}
-        modules["stages.training.optimizer"][1] = changed
+        modules["stages.training.protocol"][1] = changed
         proof["modules"] = modules
     line |= {"before": git(project, "rev-parse", "HEAD~1"), "after": git(project, "rev-parse", "HEAD")}
     with (project / PATH).open("a") as file:

@@ -58,7 +58,7 @@ def test_planned_steps_match_the_params() -> None:
 def test_every_network_has_a_planned_step_in_each_precision() -> None:
     kinds = [one.kind_of_run for one in planned.read()]
     assert len(kinds) == len(set(kinds))
-    assert ("stages.papers.nmn.gpt2:GPT2", "adamw", "bfloat16") in kinds
+    assert ("stages.papers.nmn.gpt:GPT2", "adamw", "bfloat16") in kinds
     assert {
         ("stages.papers.brownian.vit:ViT", "cg_fac", precision) for precision in ("float32", "tf32", "bfloat16")
     } <= {*kinds}

@@ -25,8 +25,8 @@ from stages.runs.fingerprint import changed_modules, code_today, unlike_loaded
 from stages.runs.store import FolderScratch, RunStore
 from stages.scheduling.runner import keyed_runs
 from stages.training.images import ImageClassification, LabelledImages
-from stages.training.imported import refuse_unfit
-from stages.training.optimizer import build_optimizer
+from stages.training.opening import refuse_unfit
+from stages.training.protocol import build_optimizer
 from stages.training.recipe import RecipeTask, learned, with_recipe
 from stages.worker import Job, train_run
 from tests.packed_table import pack_images

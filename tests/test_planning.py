@@ -27,7 +27,7 @@ from stages.scheduling.planning import (
     what_counts,
 )
 from stages.scheduling.runner import keyed_runs
-from stages.training.split import training_rows
+from stages.training.protocol import training_rows
 from stages.verdicts import Status
 from tests.claims.lines import claims, judge, results, trials
 from tests.project import EXPERIMENT, captured, edit, make_project

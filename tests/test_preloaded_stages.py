@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stages import preloaded
-from stages.preloaded import ADDRESS, LIBRARIES, ask
+from stages.commands import preloaded
+from stages.commands.preloaded import ADDRESS, LIBRARIES, ask
 from tests.polling import wait_until
 
 pytestmark = pytest.mark.slow

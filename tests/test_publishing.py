@@ -32,7 +32,7 @@ from tests.project import REPOSITORY, git, shown_same
 
 MODEL = "stages.papers.ninformer.vit:ViT"
 CODE = dict(training_code("images", MODEL, "adam"))
-SEEDING = "stages.training.seeding"
+PROTOCOL_MODULE = "stages.training.protocol"
 MACHINE = {"device": "cpu", "threads": 1}
 
 
@@ -137,7 +137,7 @@ def test_republishing_replaces_changed_lines_and_keeps_others_with_their_origin(
     [
         ([], "dvc repro evaluate@toy"),
         ([result(provenance="embedded")], "placeholder data, which isn't evidence"),
-        ([result(code=CODE | {SEEDING: "0" * 16})], r"has changed since \(stages\.training\.seeding"),
+        ([result(code=CODE | {PROTOCOL_MODULE: "0" * 16})], r"has changed since \(stages\.training\.protocol"),
         ([result()], "dvc repro evaluate@toy"),  # its cost is missing
     ],
 )
@@ -269,11 +269,11 @@ def with_older_code(checkout: Path, *, forged: bool = False) -> tuple[ResultLine
 
     If `forged`, the equivalence states a digest that its revision lacks.
     """
-    path, older = checkout / f"{SEEDING.replace('.', '/')}.py", CODE | {SEEDING: "0" * 16}
+    path, older = checkout / f"{PROTOCOL_MODULE.replace('.', '/')}.py", CODE | {PROTOCOL_MODULE: "0" * 16}
     source = path.read_text(encoding="utf-8")
     path.write_text(source + "OLDER = 1\n", encoding="utf-8")
     if not forged:
-        older = CODE | {SEEDING: source_digest(path.read_text(encoding="utf-8"))}
+        older = CODE | {PROTOCOL_MODULE: source_digest(path.read_text(encoding="utf-8"))}
     git(checkout, "commit", "-qam", "older")
     before = git(checkout, "rev-parse", "HEAD")
     path.write_text(source, encoding="utf-8")
@@ -304,7 +304,7 @@ def test_equivalent_older_code_is_published_with_its_own_revision(checkout: Path
 
 def test_older_code_with_a_forged_equivalence_is_refused(checkout: Path) -> None:
     line, before, _ = with_older_code(checkout, forged=True)
-    fault = f"equivalences.jsonl, line 1: revision {before[:12]} has another {SEEDING}"
+    fault = f"equivalences.jsonl, line 1: revision {before[:12]} has another {PROTOCOL_MODULE}"
     assert [one.endswith(fault) for one in read_equivalences(checkout).faults(1)] == [True]
     evaluated(checkout, line)
     with pytest.raises(EvidenceError, match=fault):

@@ -143,17 +143,17 @@ def test_result_of_a_changed_model_is_not_selected_or_served(root: Path) -> None
 
 
 def test_current_code_is_preferred_to_evidence_and_older_code_is_listed(root: Path) -> None:
-    older = {"stages.training.optimizer": "0" * 16}
+    older = {"stages.training.protocol": "0" * 16}
     (root / "data" / "evidence" / "ninformer-cifar100.jsonl").unlink()
     add_results(root, "ninformer-cifar100", "quick", "subset", published="2026-11-01T10:00:00Z", code=older)
-    assert selected(root, "vit") == [("evidence", True, ["stages.training.optimizer"])]
+    assert selected(root, "vit") == [("evidence", True, ["stages.training.protocol"])]
     add_results(root, "ninformer-cifar100", "quick", "subset")
-    assert selected(root, "vit") == [("evidence", False, ["stages.training.optimizer"]), ("local", True, [])]
+    assert selected(root, "vit") == [("evidence", False, ["stages.training.protocol"]), ("local", True, [])]
 
 
 def test_older_code_is_current_if_a_line_shows_it_equivalent(root: Path) -> None:
     """The line covers one model's path, so the other arms' code remains older."""
-    older = {"stages.training.optimizer": "0" * 16}
+    older = {"stages.training.protocol": "0" * 16}
     (root / "data" / "evidence" / "ninformer-cifar100.jsonl").unlink()
     lines = add_results(root, "ninformer-cifar100", "quick", "subset", published="2026-11-01T10:00:00Z", code=older)
     vit = next(line for line in lines if line.arm == "vit")
@@ -162,23 +162,23 @@ def test_older_code_is_current_if_a_line_shows_it_equivalent(root: Path) -> None
     modules = {name: (vit.spec["code"].get(name), digest) for name, digest in today.items()}
     append_line(root, shown_same(vit.run_key, vit.spec, modules))
     assert selected(root, "vit") == [("evidence", True, [])]
-    assert selected(root, "ninformer") == [("evidence", True, ["stages.training.optimizer"])]
+    assert selected(root, "ninformer") == [("evidence", True, ["stages.training.protocol"])]
     with open_results(str(root / DATABASE))() as session:
         assert {tuple(row.equivalences) for row in session.query(Result).filter_by(arm="vit", profile="quick")} == {
             (1,)
         }
     path = root / PATH
     path.write_text(
-        path.read_text(encoding="utf-8").replace(today["stages.training.optimizer"], "1" * 16), encoding="utf-8"
+        path.read_text(encoding="utf-8").replace(today["stages.training.protocol"], "1" * 16), encoding="utf-8"
     )
     with pytest.raises(EvidenceError, match=r"equivalences.jsonl, line 1: its digest is"):
         record(root, DATABASE)
     path.unlink()
-    modules |= {"stages.training.optimizer": ("0" * 16, "1" * 16)}
+    modules |= {"stages.training.protocol": ("0" * 16, "1" * 16)}
     append_line(root, shown_same(vit.run_key, vit.spec, modules))
-    assert selected(root, "vit") == [("evidence", True, ["stages.training.optimizer"])]
+    assert selected(root, "vit") == [("evidence", True, ["stages.training.protocol"])]
     (note,) = record(root, DATABASE).notes
-    assert "equivalences.jsonl, line 1: stages.training.optimizer changed after it" in note
+    assert "equivalences.jsonl, line 1: stages.training.protocol changed after it" in note
 
 
 def test_checkpoint_is_the_best_result_with_available_weights(root: Path) -> None:

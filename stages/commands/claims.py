@@ -29,9 +29,7 @@ from stages.claims.history import (
     write_text,
 )
 from stages.commands.command import Answer, UsageError, open_database
-from stages.params.experiment import Params, RunName, load_params, merge, read_files
-from stages.params.schema import nearest
-from stages.priorities import (
+from stages.commands.priorities import (
     PROFILE,
     all_trainings,
     arms_behind,
@@ -39,6 +37,8 @@ from stages.priorities import (
     packed_runs,
     trained_runs,
 )
+from stages.params.experiment import Params, RunName, load_params, merge, read_files
+from stages.params.schema import nearest
 from stages.recording.append_only import experiments_in
 from stages.recording.sources import find_results
 from stages.runs.evidence import evidence_files

@@ -26,13 +26,13 @@ import yaml
 from rich.live import Live
 from rich.text import Text
 
-from stages import preloaded
+from stages.commands import preloaded
 from stages.commands.command import Answer, Terminal, in_words
+from stages.commands.preloaded import ADDRESS, ask
 from stages.faults import Mistake, on_signal
 from stages.params.experiment import ProfileParams, load_params, plan_runs
 from stages.params.schema import describe_yaml
 from stages.params.stage_inputs import stage_inputs
-from stages.preloaded import ADDRESS, ask
 from stages.runs.object_store import open_store
 from stages.runs.revisions import refusal, without_git_variables
 from stages.scheduling.journal import left_to_train

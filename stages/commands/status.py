@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 from rich.console import Group, RenderableType
 from rich.live import Live
 
-from stages import priorities
+from stages.commands import priorities
 from stages.commands.command import Answer, Column, Terminal, TextTable, in_words, open_database
 from stages.datasets.packed import PackedDataError, read_info
 from stages.faults import Mistake, named

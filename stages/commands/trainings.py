@@ -19,13 +19,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from stages.commands.command import Answer, Column, Terminal, TextTable, UsageError, in_words
+from stages.commands.priorities import PROFILE, Proposal, propose
 from stages.datasets.packed import PackedDataError, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.faults import stop_on_signals
 from stages.params.experiment import Params, ParamsError, Rate, describe_cut, load_params
 from stages.params.plugins import KINDS, find_plugins
 from stages.params.schema import nearest
-from stages.priorities import PROFILE, Proposal, propose
 from stages.runs.store import write_atomically
 from stages.scheduling.display import progress_display
 from stages.scheduling.engine.groups import Group, form_groups

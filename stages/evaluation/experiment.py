@@ -21,8 +21,7 @@ from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.datasets.packed import PackedInfo, read_info
 from stages.evaluation.cost import Latency, Stopwatch
 from stages.evaluation.flops import FlopCounts, MeasurementCache, digest_of
-from stages.evaluation.own_metrics import origin_of
-from stages.evaluation.scores import Observer, cut_info, cut_rows, score
+from stages.evaluation.scores import Observer, cut_info, cut_rows, origin_of, score
 from stages.params.experiment import LatencySpec, ProfileParams
 from stages.params.metrics import OwnMetric
 from stages.run import ModelSpec, RunSpec

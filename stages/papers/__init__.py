@@ -1,10 +1,18 @@
-"""One folder per paper, which registers the paper; its `__all__` names the paper's models."""
+"""One folder per paper, which registers the paper; its `__all__` names the paper's models.
+
+A paper with claims about trained networks has a module `observations`.  It has `MODELS`, the classes of networks that
+it can measure, and `observe(model, images)`, with normalised images [B, C, S, S] and the model in evaluation mode.  If
+`observe` has a third parameter `labels`, it gets the classes, int64 [B].  `IMAGES`, if given, is the number of test
+images that it needs (None: all).  `evaluate` runs it on every trained network of these classes.
+"""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -14,11 +22,28 @@ from stages.run import ModelSpec
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from stages.observation import Observed
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """Measurements inside a network: `numbers` by metric, and `layers` by quantity, per block and head [L][H].
+
+    H is 1 if a block has no heads.  A number that isn't finite is undefined.  `images` is the number of images used, 0
+    if only weights were.
+    """
+
+    numbers: Mapping[str, float]
+    layers: Mapping[str, Sequence[Sequence[float]]]
+    images: int = 0
+
+
+def refuse_model(model: object, known: Sequence[type]) -> TypeError:
+    """Return the error of an observation that can't measure this model."""
+    names = ", ".join(one.__name__ for one in known)
+    return TypeError(f"model is a {type(model).__name__}; this paper's observations are about {names}")
 
 
 class Observations(Protocol):
-    """The module `observations` of a paper (`stages.observation`)."""
+    """The module `observations` of a paper."""
 
     MODELS: tuple[type[nn.Module], ...]
 

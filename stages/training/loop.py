@@ -24,11 +24,14 @@ from torch import Tensor, nn
 
 from stages.ops.fast.replay import replayed
 from stages.run import Protocol, Replicate
-from stages.training.optimizer import build_optimizer
-from stages.training.schedule import learning_rate
-from stages.training.seeding import derive_seed, generator_for
-from stages.training.split import training_rows
-from stages.training.stopping import stops_early
+from stages.training.protocol import (
+    build_optimizer,
+    derive_seed,
+    generator_for,
+    learning_rate,
+    stops_early,
+    training_rows,
+)
 from stages.training.tf32 import products_of
 
 _CUDA_CHECK_STEPS = 50  # checking whether the loss is finite waits for the device

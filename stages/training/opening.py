@@ -1,8 +1,9 @@
-"""Opens the training of a spec with all that it asks for, and says where it diverged."""
+"""Opens the training of a spec with all that it asks for; says why a network can't be trained, or where it diverged."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,48 @@ import torch
 from torch import nn
 
 from stages.datasets.packed import PackedInfo
-from stages.run import RunSpec
+from stages.papers import build_model
+from stages.run import ModelSpec, RunSpec
 from stages.training.loop import Outcome
 from stages.training.options import with_options
 from stages.training.recipe import with_recipe
 from stages.training.session import Session, open_session
 from stages.training.tasks import with_task
+
+
+def refuse_unfit(model: ModelSpec, info: PackedInfo, *, has_task: bool) -> None:
+    """Refuse a network that would fail later or be served wrongly; a task checks its outputs' shape itself.
+
+    Raises:
+        ValueError: it has nothing to train, its outputs don't fit, or a checkpoint couldn't hold it.
+        TypeError: it returns something else than logits.
+    """
+    shapes = {
+        "images": ((len(info.classes),), "a logit for each class"),
+        "table": ((1,), "one number"),
+        "text": ((*info.shape, info.vocabulary), "a logit for each token that may follow"),
+    }
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        draw = torch.rand if info.vocabulary is None else partial(torch.randint, info.vocabulary)
+        inputs = draw((2, *info.shape))
+        one, other = build_model(model).eval(), build_model(model).eval()
+        outputs, _ = one(inputs), other(inputs)  # lazy layers get their shapes
+        other.load_state_dict(one.state_dict())
+        if not any(parameter.requires_grad for parameter in one.parameters()):
+            raise ValueError("the network has no parameters to train")
+        expected, meaning = shapes[info.kind]
+        if not has_task and outputs.shape != (2, *expected):
+            raise ValueError(
+                f"the network's outputs are {[*outputs.shape]} for 2 rows of {info.dataset}; expected "
+                f"{[2, *expected]}, {meaning}"
+            )
+        for again in (one(inputs), other(inputs)):
+            if not torch.allclose(outputs, again, rtol=1e-4, atol=1e-5, equal_nan=True):
+                raise ValueError(
+                    "the network gives other outputs for the same weights and inputs in evaluation mode, so no "
+                    "checkpoint holds it: register tensors that its constructor draws as buffers or parameters "
+                    "(not persistent=False), and draw nothing in its forward pass"
+                )
 
 
 def open_training(spec: RunSpec, data: Path, info: PackedInfo, device: torch.device, *, devices: int = 1) -> Session:

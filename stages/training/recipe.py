@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from stages.run import RecipeSpec
 from stages.training.images import ImageClassification
 from stages.training.loop import Task
+from stages.training.protocol import training_rows
 from stages.training.session import Session
-from stages.training.split import training_rows
 
 
 class Learned(Task, Interface):

@@ -23,11 +23,7 @@ from torch import Tensor, nn
 from stages.run import ModelSpec, Protocol, Replicate, canonical_json, steps_per_epoch
 from stages.runs.fingerprint import imported_modules, is_fast, module_digest, reachable, source_path
 from stages.training.loop import Outcome, Progress, TrainingStopped
-from stages.training.optimizer import build_optimizer
-from stages.training.schedule import learning_rate
-from stages.training.seeding import generator_for
-from stages.training.split import training_rows
-from stages.training.stopping import stops_early
+from stages.training.protocol import build_optimizer, generator_for, learning_rate, stops_early, training_rows
 from stages.training.tables import Regression
 from stages.training.tf32 import is_emulated, products_of
 

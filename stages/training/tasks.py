@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from stages.datasets.packed import PackedInfo
 from stages.run import RunSpec
-from stages.training.augment import BatchAugmenter
-from stages.training.images import ImageClassification
+from stages.training.images import BatchAugmenter, ImageClassification
 from stages.training.loop import Task, measure
 from stages.training.session import Session, task_of
 

@@ -25,7 +25,7 @@ from stages.recording.sources import RecordError
 from stages.run import RunSpec
 from stages.runs.evidence import EvidenceError, EvidenceLine, ResultLine, Trial, read_lines, write_lines
 from stages.runs.store import write_atomically
-from stages.training.stopping import stops_early
+from stages.training.protocol import stops_early
 from stages.upkeep.publishing import cell_of, collect
 from stages.upkeep.retraining import (
     ContributionError,

@@ -35,8 +35,8 @@ from stages.runs.evidence import COLUMNS, EpochRow, ResultLine, Trial
 from stages.training.loop import Progress, TrainingState, TrainingStopped, measure
 from stages.training.opening import find_divergence, open_training
 from stages.training.process import describe_environment, describe_fast_paths
+from stages.training.protocol import training_rows
 from stages.training.session import Session
-from stages.training.split import training_rows
 from stages.upkeep.verifying import Link, Trail, compare, look_again, recompute
 
 MOST_BYTES = 1 << 30

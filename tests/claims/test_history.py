@@ -37,8 +37,8 @@ from stages.results import ClaimFilter, list_judged, open_results
 from stages.rules import Rules
 from stages.runs.evidence import EvidenceLine, write_lines
 from tests.claims.lines import ORIGIN, ROOT, as_evaluated, claims, copy_project, cost, params, results, trials
+from tests.commands.test_proposal import judged_with
 from tests.commands.waiting import claimcheck
-from tests.priorities.test_proposal import judged_with
 from tests.project import git
 
 EXPERIMENT, CLAIM, ARM, N = "ninformer-mnist", "ninformer.table2.mnist.ninformer", "ninformer", 5

@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from stages.commands.preloaded import ADDRESS
 from stages.commands.repro import BackgroundEvaluator
 from stages.params.experiment import ProfileParams, load_params
-from stages.preloaded import ADDRESS
 from tests.polling import wait_until
 from tests.project import REPOSITORY
 from tests.test_preloaded_stages import server

@@ -15,8 +15,7 @@ from sklearn.metrics import cohen_kappa_score, r2_score, roc_auc_score
 from service.settings import Settings
 from stages.claims.lines import FAULT
 from stages.evaluate import INCOMPLETE, main
-from stages.evaluation.own_metrics import measure_own
-from stages.evaluation.scores import auroc
+from stages.evaluation.scores import auroc, measure_own
 from stages.params.experiment import ParamsError, load_params
 from stages.params.metrics import OwnMetric, read_metrics
 from stages.params.stage_inputs import stage_inputs

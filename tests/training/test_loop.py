@@ -18,8 +18,7 @@ from torchvision.transforms import functional as vision
 from stages.papers.ninformer import LocalViT, ViT
 from stages.run import AugmentationSpec, EarlyStopSpec, OptimizerSpec, Protocol, Replicate, ScheduleSpec, SplitSpec
 from stages.training import loop
-from stages.training.augment import BatchAugmenter
-from stages.training.images import ImageClassification, LabelledImages
+from stages.training.images import BatchAugmenter, ImageClassification, LabelledImages
 from stages.training.loop import (
     Outcome,
     TrainingState,
@@ -28,9 +27,7 @@ from stages.training.loop import (
     measure,
     seeded_model,
 )
-from stages.training.optimizer import build_optimizer
-from stages.training.schedule import learning_rate
-from stages.training.split import split_indices, training_rows
+from stages.training.protocol import build_optimizer, learning_rate, split_indices, training_rows
 
 REPLICATE = Replicate(seed=3)
 SIZES = {"image_size": 8, "in_channels": 1, "num_classes": 4, "patch_size": 4, "dim": 16, "depth": 1, "num_heads": 2}

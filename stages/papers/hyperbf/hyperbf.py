@@ -9,10 +9,9 @@ authors' code adds the second to the first one's sum (`HyperBF`); equation 1 add
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from stages.ops.rbf_layers import RBFAttention, RBFFeedForward
-from stages.papers.hyperbf.layers import AsWrittenBlock, Block, TokenClassifier, TokenEmbedding
+from stages.papers.hyperbf.vit import AsWrittenBlock, Block, TokenClassifier, TokenEmbedding
 
 
 class HyperBF(TokenClassifier):
@@ -82,8 +81,9 @@ class HyperBF(TokenClassifier):
             if isinstance(unit, RBFAttention | RBFFeedForward):
                 layer = name.rpartition(".")[2]
                 observed.setdefault(f"{layer}_sigma", []).append((2 * unit.beta).rsqrt().mean().item())
-                metric = _learned_metric(unit)
-                if metric is not None:
+                factor = unit.metric_factor
+                metric = unit.metric if factor is None else factor.T @ factor
+                if metric is not None:  # it is learned
                     eye = torch.eye(len(metric), device=metric.device)
                     change = (metric - eye).norm() / eye.norm()
                     observed.setdefault(f"{layer}_metric_change", []).append(change.item())
@@ -94,10 +94,3 @@ class HyperBFAsWritten(HyperBF):
     """`HyperBF` with equation 1's residuals as printed: attention reaches the output only through the second unit."""
 
     block_class = AsWrittenBlock
-
-
-def _learned_metric(unit: RBFAttention | RBFFeedForward) -> Tensor | None:
-    """Return a unit's M, or None if it is not learned."""
-    if unit.metric_factor is not None:
-        return unit.metric_factor.T @ unit.metric_factor
-    return unit.metric

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from torch import Tensor, nn
 
-from stages.observation import Observed, refuse_model
+from stages.papers import Observed, refuse_model
 from stages.papers.hyperbf.hyperbf import HyperBF
 
 MODELS = (HyperBF,)

@@ -5,7 +5,7 @@
     Z(Y) = MLP(LayerNorm(Y)) + Y           (10)
 
 MLPMixer in eq. 8 is one block of eqs. 4-5 with its own residuals and LayerNorms.  The LayerNorms of eqs. 9 and 10 are
-two modules here; the authors' code uses one for both (`shared_norm_ninformer`).  B batch, C channels, S image size,
+two modules here; the authors' code uses one for both (`SharedNormNiNformer`).  B batch, C channels, S image size,
 N tokens, D token dimension, K classes.
 """
 
@@ -84,3 +84,27 @@ class NiNformer(TokenClassifier):
             for _ in range(depth)
         ]
         super().__init__(embedding, blocks, dim=dim, num_classes=num_classes)
+
+
+class SharedNormBlock(nn.Module):
+    """Equations 9 and 10 with the same LayerNorm.  [B, N, D] -> [B, N, D]."""
+
+    def __init__(
+        self, *, num_tokens: int, dim: int, mlp_dim: int, token_dim: int, channel_dim: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.gating = GatingUnit(
+            num_tokens=num_tokens, dim=dim, token_dim=token_dim, channel_dim=channel_dim, dropout=dropout
+        )
+        self.mlp = FeedForward(dim=dim, hidden_dim=mlp_dim, dropout=dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.gating(self.norm(x)) + x
+        return self.mlp(self.norm(y)) + y
+
+
+class SharedNormNiNformer(NiNformer):
+    """`NiNformer` as the authors' code runs it: equations 9 and 10 share one LayerNorm, so one scale and one shift."""
+
+    block_class = SharedNormBlock

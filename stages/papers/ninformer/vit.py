@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from stages.papers.ninformer.layers import FeedForward, MultiHeadAttention, PatchEmbedding, TokenClassifier
@@ -52,3 +53,24 @@ class ViT(TokenClassifier):
         embedding = self.embedding_class(image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size)
         blocks = [ViTBlock(dim=dim, num_heads=num_heads, mlp_dim=mlp_dim, dropout=dropout) for _ in range(depth)]
         super().__init__(embedding, blocks, dim=dim, num_classes=num_classes)
+
+
+class PositionedPatchEmbedding(PatchEmbedding):
+    """Patch embedding plus a learned vector for each position.  [B, C, S, S] -> [B, N, D].
+
+    Dosovitskiy et al. 2021 (eq. 1) add it; as in their code, its standard deviation is 0.02 at first.
+    """
+
+    def __init__(self, *, image_size: int, in_channels: int, dim: int, patch_size: int) -> None:
+        super().__init__(image_size=image_size, in_channels=in_channels, dim=dim, patch_size=patch_size)
+        self.positions = nn.Parameter(torch.empty(self.num_tokens, dim))
+        nn.init.normal_(self.positions, std=0.02)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images) + self.positions
+
+
+class PositionedViT(ViT):
+    """`ViT` whose patch embedding includes positions: a sensitivity arm, because `ViT` ignores the patches' order."""
+
+    embedding_class = PositionedPatchEmbedding

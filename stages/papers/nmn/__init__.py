@@ -9,13 +9,10 @@ One architecture per file; equations are in `stages.ops.yat*`.  If the guide is 
 public code, both readings are implemented; docs/papers/nmn.md explains each deviation.
 """
 
-from stages.papers.nmn.aether_gpt import AetherGPT
-from stages.papers.nmn.aether_resnet import AetherResNet18
-from stages.papers.nmn.gpt2 import GPT2
-from stages.papers.nmn.printed_aether_resnet import PrintedAetherResNet18
+from stages.papers.nmn.aether_resnet import AetherResNet18, PrintedAetherResNet18
+from stages.papers.nmn.gpt import GPT2, AetherGPT, PostNormGPT, YatGPT
 from stages.papers.nmn.prototypes import DotPrototypes, YatPrototypes
 from stages.papers.nmn.resnet import ResNet18
-from stages.papers.nmn.yat_gpt import PostNormGPT, YatGPT
 from stages.papers.nmn.yat_mlp import YatMLP
 
 __all__ = [

@@ -67,3 +67,25 @@ class AetherResNet18(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         maps = self.blocks(self.stem(images))
         return self.head(self.features(maps.mean(dim=(2, 3))))
+
+
+class PrintedAetherResNet18(AetherResNet18):
+    """`AetherResNet18` whose convolutions are equation 5 as printed, and whose last layer is equation 1.
+
+    The guide's scale (2) belongs to its dense layer; in a convolution of n channels it would start at n / log(1 + n),
+    15 to 82 here.
+    """
+
+    def __init__(
+        self, *, image_size: int, in_channels: int, num_classes: int, width: int, features: int, epsilon: float
+    ) -> None:
+        super().__init__(
+            image_size=image_size,
+            in_channels=in_channels,
+            num_classes=num_classes,
+            width=width,
+            features=features,
+            scale=None,
+            epsilon=epsilon,
+        )
+        self.head = YatLinear(features, num_classes, bias=False, scale="guide", epsilon=epsilon)

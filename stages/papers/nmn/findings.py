@@ -20,8 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from stages.ops.yat import YatLinear, yat_linear, yat_linear_reference
 from stages.ops.yat_conv import YatConv2d
 from stages.papers.finding import Finding, Statements, prints_as
-from stages.papers.nmn.aether_gpt import AetherGPT
-from stages.papers.nmn.gpt2 import GPT2
+from stages.papers.nmn.gpt import GPT2, AetherGPT
 from stages.papers.nmn.yat_mlp import YatMLP
 from stages.rules import Margins
 

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from stages.observation import Observed, refuse_model
+from stages.papers import Observed, refuse_model
 from stages.papers.nmn.prototypes import DotPrototypes, YatPrototypes
 
 MODELS = (DotPrototypes, YatPrototypes)

@@ -263,7 +263,7 @@ def _slot_process(
     ended: MutableSequence[int],
     is_alone: bool,
 ) -> None:
-    from stages.orphans import exit_as_orphan, exit_when_gone  # needs psutil, which one slot doesn't
+    from stages.scheduling.orphans import exit_as_orphan, exit_when_gone  # needs psutil, which one slot doesn't
 
     exit_when_gone([parent])
     stop = threading.Event()

@@ -20,11 +20,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from stages.orphans import exit_when_gone
 from stages.run import RunSpec
 from stages.runs.fingerprint import PACKAGE_ROOT, source_path
 from stages.scheduling.engine.groups import EngineError, Group
 from stages.scheduling.engine.ray_task import SubmitterGone, TaskRequest, pack_files, train_group
+from stages.scheduling.orphans import exit_when_gone
 
 ADDRESS = "RAY_ADDRESS"
 """Ray's environment variable with the cluster's address; without it, a cluster is started on this machine."""

@@ -11,11 +11,11 @@ from stages.evaluation.cost import count_parameters, flops_per_sample
 from stages.optim.capture import select_layers
 from stages.optim.preconditioned import ATTENTION_LAYERS
 from stages.papers.brownian import ViT
-from stages.papers.brownian.findings import token_motion
-from stages.papers.brownian.findings_fisher import (
+from stages.papers.brownian.findings import (
     conjugate_gradients_reach_the_solution,
     fisher_and_its_step,
     no_matrix_is_formed,
+    token_motion,
 )
 from stages.papers.brownian.walk import attention_transition, on_sphere
 from stages.papers.finding import Finding

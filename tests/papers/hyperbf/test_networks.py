@@ -13,9 +13,8 @@ from stages.ops.rbf import rbf_attention_reference, rbf_feedforward_reference
 from stages.ops.rbf_layers import RBFAttention, RBFFeedForward
 from stages.papers.hyperbf import HyperBF, HyperBFAsWritten, ViT
 from stages.papers.hyperbf.findings import COMMON, HYPERBF, VIT
-from stages.papers.hyperbf.layers import AsWrittenBlock, Block, resize_positions
 from stages.papers.hyperbf.observations import observe
-from stages.papers.hyperbf.vit import DotProductAttention, attention_reference
+from stages.papers.hyperbf.vit import AsWrittenBlock, Block, DotProductAttention, attention_reference, resize_positions
 from tests.papers.hyperbf.conftest import OWN, SMALL
 from tests.papers.properties import assert_equals, renamed
 

@@ -14,11 +14,13 @@ from stages.papers.ninformer.layers import (
     FeedForward,
     count_patches,
 )
-from stages.papers.ninformer.local_vit import LocalFeedForward, LocalViTBlock
-from stages.papers.ninformer.ninformer import GatingUnit, NiNformerBlock
-from stages.papers.ninformer.separable_local_vit import SeparableFeedForward
-from stages.papers.ninformer.shared_norm_ninformer import SharedNormBlock
-from stages.papers.ninformer.squeeze_excite_local_vit import SqueezeExciteFeedForward
+from stages.papers.ninformer.local_vit import (
+    LocalFeedForward,
+    LocalViTBlock,
+    SeparableFeedForward,
+    SqueezeExciteFeedForward,
+)
+from stages.papers.ninformer.ninformer import GatingUnit, NiNformerBlock, SharedNormBlock
 from stages.params.experiment import Params
 from stages.run import ModelSpec
 from tests.papers.properties import assert_equals, draw_images, renamed

@@ -33,7 +33,7 @@ from stages.papers.nmn.findings import (
     kept_bytes,
     saved_bytes,
 )
-from stages.papers.nmn.gpt2 import GPT2
+from stages.papers.nmn.gpt import GPT2
 from stages.params.experiment import load_params
 from tests.project import MARGINS
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stages.claims import Judgement, Trial
 from stages.claims.kinds import TrainedKind, foresee, kind_of
-from stages.priorities import (
+from stages.commands.priorities import (
     UNKNOWN_CHANCE,
     Proposal,
     RunName,
