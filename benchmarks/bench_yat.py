@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.timing import Line, eager_and_compiled, passes, race
-from stages.ops.yat import YatLinear
-from stages.ops.yat_attention import yat_attention
-from stages.ops.yat_conv import YatConv2d
+from stages.ops.yat import YatConv2d, YatLinear, yat_attention
 
 EPSILON, TOKENS, GOAL = 0.01, 256, 1.3
 Layer = Callable[..., Tensor]

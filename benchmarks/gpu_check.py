@@ -4,8 +4,8 @@
 
 Needs only torch (at least 2.11), numpy and safetensors. Within the first minute, every network takes a step in every
 planned precision. Then it compares operators with float64, TF32 products with their emulation, ten steps of each arm of
-the NiNformer paper with the CPU's, passes recorded as CUDA graphs with eager ones, and stacks with single networks.
-Finally it measures images/s in float32, TF32, bfloat16 and compiled, and peak memory.
+the NiNformer paper with the CPU's, and stacks with single networks. Finally it measures images/s in float32, TF32,
+bfloat16 and compiled, and peak memory.
 
 Writes one JSON line per measurement. Failures don't stop other checks: all are listed at the end, with exit status 1.
 Only an error that breaks the GPU for the whole process, such as an illegal memory access, makes later checks fail, too:
@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import gpu_graphs, gpu_operators, gpu_stacks, gpu_steps, gpu_tf32, planned
+from benchmarks import gpu_operators, gpu_stacks, gpu_steps, gpu_tf32, planned
 from benchmarks.arms import ARMS, build, protocol_for, random_images
 from benchmarks.attempt import Lines, attempt, guarded
 from stages.device import pick_device
@@ -46,15 +46,12 @@ class Sizes:
     """Amounts to measure; None means everything planned, as printed."""
 
     step: int | None = None
-    recorded: int | None = None
     batch: int = 128
-    tokens: int = 1024
-    repeats: int = 20
     rows: int = 50_000
     steps: int = 100
 
 
-REHEARSAL = Sizes(step=2, recorded=2, batch=2, tokens=64, repeats=1, rows=3000, steps=1)
+REHEARSAL = Sizes(step=2, batch=2, rows=3000, steps=1)
 
 
 def train_loss(name: str, data: LabelledImages, protocol: Protocol, device: torch.device) -> float:
@@ -112,12 +109,7 @@ def parts(device: torch.device, sizes: Sizes, steps: Sequence[planned.Planned]) 
         ("operators", lambda: gpu_operators.correctness(device)),
         ("tf32", lambda: gpu_tf32.products(device)),
         ("losses", lambda: losses(device)),
-        ("graphs", lambda: gpu_graphs.recorded_steps(device, steps[: sizes.recorded], batch=sizes.step)),
         ("stacks", lambda: gpu_stacks.trained_stacks(device, rows=sizes.rows)),
-        (
-            "speed of operators",
-            lambda: gpu_operators.speed(device, batch=sizes.batch, tokens=sizes.tokens, repeats=sizes.repeats),
-        ),
         ("rates", lambda: rates(device, sizes)),
     ]
 

@@ -27,7 +27,6 @@ from stages.datasets.packed import PackedInfo, read_info
 from stages.device import devices_of, keep_freed_memory, pick_device
 from stages.evaluation.flops import FlopCounts
 from stages.ops.fast.cpp import TAKEN, keep_compiled_steps_apart
-from stages.ops.fast.replay import describe_graphs
 from stages.run import RunSpec, canonical_json, environment_digest, steps_per_epoch, training_counts
 from stages.runs.fingerprint import is_pinned, unlike_loaded
 from stages.runs.store import Scratch, remember, seal, stack_id
@@ -127,7 +126,6 @@ class _PreparedTraining:
         self.session = open_training(job.spec, job.data, self.info, self.device, devices=len(devices))
         _refuse_other_code(job)
         _refuse_unkeyed_layers(job, self.session.model)
-        self.environment |= describe_graphs(self.device)
         if len(devices) > 1:
             self.environment |= describe_ranks(len(devices), self.device, job.spec.protocol)
         self._energy = EnergyMeter(lambda: sum_known(energy_joules(torch.device(name)) for name in devices))

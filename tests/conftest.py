@@ -42,7 +42,7 @@ OTHER_STORE = "CLAIMCHECK_TEST_STORE"
 LONG = (
     *("test_crate", "test_installed", "test_equivalence", "test_container", "test_every_kind", "test_verifying"),
     *("test_parallel", "test_walks", "test_decoding", "test_devices", "test_server", "test_recovery", "test_flood"),
-    *("test_gpu_campaign", "test_memory", "test_triton", "test_cli", "test_stack", "test_published_pages"),
+    *("test_gpu_campaign", "test_memory", "test_cli", "test_stack", "test_published_pages"),
     *("test_tunnel", "test_all_trained", "test_loop", "test_contributing", "test_deploy", "test_silent_database"),
     *("test_gpu_check", "test_asking", "test_notebook", "test_refusals", "test_workers", "test_evaluate"),
     *("test_proposal", "test_power", "test_faults", "test_access", "test_batching", "test_imported"),

@@ -68,8 +68,8 @@ WITHOUT_TORCH = (
     *("run", "rules", "runs", "params", "verdicts", "reported", "claims", "results", "recording", "proving"),
     *("scheduling.engine", "scheduling.runner", "scheduling.journal", "fetch", "preprocess"),
 )
-# A worker starts with only these installed. Triton comes with torch for GPUs and is needed only there.
-WORKER_PACKAGES = {"torch", "numpy", "safetensors", "triton"}
+# A worker starts with only these installed.
+WORKER_PACKAGES = {"torch", "numpy", "safetensors"}
 
 
 def python_files(folder: str) -> list[Path]:

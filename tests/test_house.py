@@ -19,9 +19,8 @@ MAX_TRACKED_BYTES = 1024 * 1024
 MAX_EVIDENCE_BYTES = 13_000_000  # 555 trainings of SGEMM: 22 kB each, curves of 300 to 435 epochs
 MAX_LINES = 600  # a long file about one subject is easier to follow than many small ones
 MAX_TEST_LINES = 860
-MAX_OPERATOR_LINES = 150  # equation, reference and function, to be read with the paper open
 # Small trained models may be committed, below data/models.
-MAX_MODEL_BYTES, MAX_MODELS_BYTES = 6_000_000, 25_000_000
+MAX_MODEL_BYTES, MAX_MODELS_BYTES = 6_000_000, 30_000_000
 # Split so that this file doesn't match itself.
 REGISTRY_HOST = re.compile(
     r"pypi[.]org|pythonhosted[.]org|download[.]pytorch[.]org|registry[.]npmjs|deb[.]debian[.]org"
@@ -187,12 +186,6 @@ def test_no_source_file_is_too_long() -> None:
     lengths = {name: text.count("\n") for name, text in tracked_text().items() if name.endswith(".py")}
     limits = {name: MAX_TEST_LINES if name.startswith("tests/") else MAX_LINES for name in lengths}
     assert {name: lines for name, lines in lengths.items() if lines > limits[name]} == {}
-
-
-def test_every_operator_fits_a_page() -> None:
-    own = re.compile(r"stages/ops/\w+\.py")
-    lengths = {name: text.count("\n") for name, text in tracked_text().items() if own.fullmatch(name)}
-    assert lengths and {name: lines for name, lines in lengths.items() if lines > MAX_OPERATOR_LINES} == {}
 
 
 def test_no_unfinished_code() -> None:

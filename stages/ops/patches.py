@@ -1,4 +1,4 @@
-"""Squared norms of the patches that a convolution's kernel meets; symbols as in `stages.ops.yat_conv`."""
+"""Squared norms of the patches that a convolution's kernel meets; symbols as in `stages.ops.yat`."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _KEYED_BY_VALUE = {"stages.run"}
 # Their imports aren't followed: the first two choose among modules, and the chosen one is a root; the last imports only
 # what its error messages need.
 CHOOSING = {"stages.training.kinds", "stages.papers", "stages.datasets.packed"}
-_PINNED = {"torch", "numpy", "safetensors", "triton"} | sys.stdlib_module_names  # needn't be searched for
+_PINNED = {"torch", "numpy", "safetensors"} | sys.stdlib_module_names  # needn't be searched for
 
 
 def source_path(module: str) -> Path | None:

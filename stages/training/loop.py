@@ -22,7 +22,6 @@ from typing import Protocol as Interface
 import torch
 from torch import Tensor, nn
 
-from stages.ops.fast.replay import replayed
 from stages.run import Protocol, Replicate
 from stages.training.protocol import (
     build_optimizer,
@@ -195,7 +194,6 @@ class _Training:
         self.optimizer = build_optimizer(model, protocol.optimizer, fused=is_fused)
         self.products = products_of(protocol, self.device)
         self.forward: Callable[[Tensor], Tensor] = torch.compile(model) if protocol.compile else model
-        self.gradients = self._gradients if protocol.compile else replayed(self._gradients, model, self.device)
         full = math.ceil(len(self.rows) / protocol.batch_size)
         self.steps_per_epoch = min(full, protocol.steps_per_epoch or full)
         self.total_steps = self.steps_per_epoch * protocol.epochs
@@ -281,7 +279,7 @@ class _Training:
             group["lr"] = rate
         generator = generator_for(self.replicate, "augment", epoch, index, device=self.device)
         inputs, targets = self.task.training_batch(rows, generator)
-        sums = self.gradients(inputs, targets)
+        sums = self._gradients(inputs, targets)
         self.optimizer.step()
         return sums
 

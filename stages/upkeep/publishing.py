@@ -209,7 +209,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 MAX_FILE_BYTES = 6_000_000
-MAX_TOTAL_BYTES = 25_000_000
+MAX_TOTAL_BYTES = 30_000_000
 
 
 def release(experiment: str, arms: list[str], root: Path) -> list[Path]:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
-from stages.ops.dac_layers import DACConv2d, DACLinear
+from stages.ops.dac import DACConv2d, DACLinear, dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
 from stages.ops.mba import MBA, mba, mba_reference
 from tests.ops.gradients import Layer, as_leaves, drawn, value_and_gradients
 

@@ -12,9 +12,14 @@ from torch.nn import functional as F
 from stages.ops import rbf
 from stages.ops.dac import dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
 from stages.ops.mba import mba, mba_reference
-from stages.ops.yat import yat_linear, yat_linear_reference
-from stages.ops.yat_attention import yat_attention, yat_attention_reference
-from stages.ops.yat_conv import yat_conv2d, yat_conv2d_reference
+from stages.ops.yat import (
+    yat_attention,
+    yat_attention_reference,
+    yat_conv2d,
+    yat_conv2d_reference,
+    yat_linear,
+    yat_linear_reference,
+)
 from tests.ops.gradients import (
     Layer,
     as_leaves,
@@ -180,7 +185,7 @@ CASES: dict[str, Case] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_operator_equals_its_equation_in_value_and_every_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.ops.dac_recompute._BLOCK", 2000)  # enough for several blocks of output channels
+    monkeypatch.setattr("stages.ops.dac._BLOCK", 2000)  # enough for several blocks of output channels
     case = CASES[name]
     doubles = in_doubles(case.tensors)
     exact = value_and_gradients(case.reference, doubles)

@@ -15,9 +15,14 @@ from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 from stages.ops import rbf
-from stages.ops.rbf import free_metric_reference, mahalanobis_reference, rbf_attention_reference
+from stages.ops.rbf import (
+    RBFAttention,
+    RBFFeedForward,
+    free_metric_reference,
+    mahalanobis_reference,
+    rbf_attention_reference,
+)
 from stages.ops.rbf import rbf_feedforward_reference as feedforward_reference
-from stages.ops.rbf_layers import RBFAttention, RBFFeedForward
 from tests.ops.gradients import draw
 
 MAKER = Path(__file__).parents[1] / "golden" / "make_rbf_scipy.py"

@@ -12,15 +12,17 @@ from torch import Tensor, nn
 
 from stages.ops.yat import (
     ScaleReading,
+    YatAttention,
+    YatConv2d,
     YatEpsilon,
     YatLinear,
     YatScale,
     guide_scale,
+    yat_attention,
+    yat_conv2d,
     yat_linear,
     yat_ratio,
 )
-from stages.ops.yat_attention import YatAttention, yat_attention
-from stages.ops.yat_conv import YatConv2d, yat_conv2d
 from tests.ops.gradients import check_layer, draw, load_case
 
 WIDE = torch.float64

@@ -8,7 +8,7 @@ from scipy.stats import mannwhitneyu
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from stages.ops import dac, dac_layers
+from stages.ops import dac
 from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_stack import Stack
 from stages.run import OptimizerSpec, Protocol, Replicate
@@ -58,7 +58,7 @@ def test_errors_of_stacked_and_single_networks_are_indistinguishable(monkeypatch
         fit_stack(stacked, Stack, TASK, PROTOCOL, seeds, is_compiled=True)  # type: ignore[arg-type]
         fast = log_errors(stacked)
         with monkeypatch.context() as patch:
-            patch.setattr(dac_layers, "dac_linear", dac.dac_linear_reference)
+            patch.setattr(dac, "dac_linear", dac.dac_linear_reference)
             for network, replicate in zip(alone, others, strict=True):
                 fit(network, TASK, PROTOCOL, replicate)
             plain = log_errors(alone)

@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.ops.dac_layers import DACConv2d, DACLinear
+from stages.ops.dac import DACConv2d, DACLinear
 from stages.papers.dac.mlp import MLP
 from stages.papers.dac.mlp_stack import Stack
 from stages.papers.dac.resnet_v1 import DACResNetV1

@@ -1,4 +1,4 @@
-"""Fast attention with Yat or HyperBF scores: C++ on CPUs (`attention.cpp`), Triton on GPUs (Yat only).
+"""Fast attention with Yat or HyperBF scores: C++ on CPUs (`attention.cpp`).
 
 If no fast path applies, `attention` returns None and the caller uses PyTorch's operators.
 """
@@ -36,33 +36,24 @@ def attention(
 
     query: [..., T, E]; key: [..., S, E]; value: [..., S, F]; key_terms: [..., S], else ‖k‖²; returns [..., T, F].
     """
-    scale, is_yat = _as_tensor(scale, query), epsilon is not None
-    epsilon = _as_tensor(0.0 if epsilon is None else epsilon, query)
-    outer = query.shape[:-2]
-    tensors = [query, key, value, *([] if key_terms is None else [key_terms])]
-    if not _fit(*tensors) or not scale.ndim == epsilon.ndim == 0 or not all(tensor.numel() for tensor in tensors):
+    if not _fit(query, key, value, key_terms) or not _can_attend(query, key, value):
         return None
-    queries, keys, values = query, key, value
+    is_yat, terms = epsilon is not None, [] if key_terms is None else [key_terms]
+    scale, epsilon = _as_tensor(scale), _as_tensor(0.0 if epsilon is None else epsilon)
+    if not scale.ndim == epsilon.ndim == 0 or not is_plain(scale, epsilon, *terms, compiled=True):
+        return None
+    outer, queries, keys, values = query.shape[:-2], query, key, value
     if len(outer) != 2:
         queries, keys, values = (tensor.reshape(1, -1, *tensor.shape[-2:]) for tensor in (query, key, value))
-    if is_yat and _is_on_gpu(query):
-        from stages.ops.fast import yat_triton  # Triton is absent if torch has no CUDA
-
-        if not yat_triton.applies(queries, keys, values, scale, epsilon):
-            return None
-        mixed = yat_triton.attention(queries, keys, values, scale, epsilon, is_causal)
-    elif _can_attend(query, key, value) and is_plain(scale, epsilon, *tensors[3:], compiled=True):
-        is_trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*tensors, scale, epsilon))
-        keeps_weights = is_trained and not is_yat and _is_small(query, value)
-        mixed = _Attention.apply(queries, keys, values, key_terms, scale, epsilon, is_causal, is_yat, keeps_weights)
-    else:
-        return None
+    tensors = query, key, value, scale, epsilon, *terms
+    is_trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    keeps_weights = is_trained and not is_yat and _is_small(query, value)
+    mixed = _Attention.apply(queries, keys, values, key_terms, scale, epsilon, is_causal, is_yat, keeps_weights)
     return mixed if len(outer) == 2 else mixed.reshape(*outer, *mixed.shape[-2:])
 
 
-def _as_tensor(factor: Factor, like: Tensor) -> Tensor:
-    """Convert a number to a float32 tensor on the device of `like`."""
-    return factor if isinstance(factor, Tensor) else torch.full((), factor, dtype=torch.float32, device=like.device)
+def _as_tensor(factor: Factor) -> Tensor:
+    return factor if isinstance(factor, Tensor) else torch.full((), factor, dtype=torch.float32, device="cpu")
 
 
 def _fit(query: Tensor, key: Tensor, value: Tensor, key_terms: Tensor | None = None) -> bool:
@@ -85,10 +76,6 @@ def _can_attend(*tensors: Tensor) -> bool:
 def is_available() -> bool:
     """True if the C++ library can be compiled and loaded."""
     return load_library(SOURCE) is not None
-
-
-def _is_on_gpu(tensor: Tensor) -> bool:
-    return tensor.is_cuda
 
 
 class _Attention(torch.autograd.Function):

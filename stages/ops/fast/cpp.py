@@ -207,15 +207,6 @@ def cache_folder() -> Path:
     return folder
 
 
-def keep_triton_kernels() -> None:
-    """Move Triton's kernel cache next to our libraries if the home folder isn't writable."""
-    with suppress(OSError, RuntimeError):
-        home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
-        there = next(folder for folder in (home, *home.parents) if folder.exists())
-        if "TRITON_CACHE_DIR" not in os.environ and not (there.is_dir() and os.access(there, os.W_OK)):
-            os.environ["TRITON_CACHE_DIR"] = str(cache_folder() / "triton")
-
-
 def keep_compiled_steps_apart() -> None:
     """Give `torch.compile` a cache folder for this processor and the capability that PyTorch uses on it.
 

@@ -1,7 +1,7 @@
-"""Fast path of `dac_recompute`: float32 C++ on CPUs (`dac.cpp`), Triton on GPUs.
+"""Fast path of `stages.ops.dac`: float32 C++ on CPUs (`dac.cpp`).
 
-On a CPU, bfloat16 maps (from autocast) are widened first and their gradient is rounded.  Code from `torch.compile`
-calls the same functions.  Without a C++ compiler, `dac_recompute` uses PyTorch's operators.
+Bfloat16 maps (from autocast) are widened first and their gradient is rounded.  Code from `torch.compile`
+calls the same functions.  On other devices, or without a C++ compiler, the caller uses PyTorch's operators.
 """
 
 from __future__ import annotations
@@ -20,10 +20,6 @@ _KERNELS = {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (3, 3)}
 
 def applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
     """True if `forward` and `backward` support these.  x: [B, m, H, W]; weight: [n, m, La, Lb]; bias: [n, m]."""
-    if _is_on_gpu(x):
-        from stages.ops.fast import dac_triton  # Triton is absent if torch has no CUDA
-
-        return dac_triton.applies(x, weight, bias)
     is_known = tuple(weight.shape[2:]) in _KERNELS
     maps_are_plain = x.dtype in (torch.float32, torch.bfloat16) and is_plain(x, dtype=x.dtype, compiled=True)
     return is_known and maps_are_plain and is_plain(weight, bias, compiled=True) and is_available()
@@ -37,10 +33,6 @@ def is_available() -> bool:
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, before: tuple[int, int], size: tuple[int, int]) -> Tensor:
     """Compute `dac_taps`, [B, n, *size]; a dense layer's result has the memory layout of its samples."""
-    if _is_on_gpu(x):
-        from stages.ops.fast import dac_triton
-
-        return dac_triton.forward(x, weight, bias, list(before), list(size))
     sums = _forward_operator if torch.compiler.is_compiling() else _forward
     out: Tensor = sums(x, weight, bias, list(before), list(size))
     return out
@@ -50,10 +42,6 @@ def backward(
     x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor, before: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return gradients of x, weight and bias, given the result's gradient `grad` [B, n, H', W']."""
-    if _is_on_gpu(x):
-        from stages.ops.fast import dac_triton
-
-        return dac_triton.backward(x, weight, bias, grad, list(before))
     sums = _backward_operator if torch.compiler.is_compiling() else _backward
     gradients: tuple[Tensor, Tensor, Tensor] = sums(x, weight, bias, grad, list(before))
     return gradients
@@ -97,10 +85,6 @@ def _empty(x: Tensor, weight: Tensor, size: Sequence[int], is_rows: bool) -> Ten
     """Allocate the result."""
     shape = x.shape[0], weight.shape[0], *size
     return torch.empty(shape, dtype=torch.float32, device=x.device, memory_format=_format(is_rows))
-
-
-def _is_on_gpu(x: Tensor) -> bool:
-    return x.is_cuda
 
 
 def _is_rows(x: Tensor, weight: Tensor) -> bool:

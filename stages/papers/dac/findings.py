@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from stages.ops.dac_layers import DACConv2d, DACLinear
+from stages.ops.dac import DACConv2d, DACLinear
 from stages.papers.dac.findings_theory import EXACT, theory
 from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.resnet_v1 import DACResNetV1, MBAResNetV1, ResNetV1

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.ops.dac_layers import DACConv2d
+from stages.ops.dac import DACConv2d
 from stages.ops.mba import MBA
 
 Norm = TypeVar("Norm", nn.BatchNorm1d, nn.BatchNorm2d)

@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from stages.ops.dac_layers import DACLinear
+from stages.ops.dac import DACLinear
 from stages.papers.dac.layers import without_shift
 
 

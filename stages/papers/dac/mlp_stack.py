@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.ops.dac_layers import DACLinear
+from stages.ops.dac import DACLinear
 from stages.ops.fast import dac_stack, dense_stack
 from stages.ops.fast.cpp import is_single
 from stages.papers.dac.mlp import DACMLP, MLP

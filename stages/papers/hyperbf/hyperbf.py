@@ -2,7 +2,7 @@
 
     y = x + HyperBF(LayerNorm(x + HyperBF(LayerNorm(x))))     (1)
 
-The first HyperBF is `RBFAttention` (6), the second `RBFFeedForward` (7), both from `stages.ops.rbf_layers`.  The
+The first HyperBF is `RBFAttention` (6), the second `RBFFeedForward` (7), both from `stages.ops.rbf`.  The
 authors' code adds the second to the first one's sum (`HyperBF`); equation 1 adds it to x (`HyperBFAsWritten`).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from stages.ops.rbf_layers import RBFAttention, RBFFeedForward
+from stages.ops.rbf import RBFAttention, RBFFeedForward
 from stages.papers.hyperbf.vit import AsWrittenBlock, Block, TokenClassifier, TokenEmbedding
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from stages.ops.yat import ScaleReading, YatLinear
-from stages.ops.yat_conv import YatConv2d
+from stages.ops.yat import ScaleReading, YatConv2d, YatLinear
 from stages.papers.nmn.resnet import check_image_size, stage_shapes
 
 

@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
-from stages.ops.yat import YatLinear, yat_linear, yat_linear_reference
-from stages.ops.yat_conv import YatConv2d
+from stages.ops.yat import YatConv2d, YatLinear, yat_linear, yat_linear_reference
 from stages.papers.finding import Finding, Statements, prints_as
 from stages.papers.nmn.gpt import GPT2, AetherGPT
 from stages.papers.nmn.yat_mlp import YatMLP

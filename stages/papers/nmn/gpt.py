@@ -25,8 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.ops.yat import ScaleReading, YatLinear
-from stages.ops.yat_attention import YatAttention
+from stages.ops.yat import ScaleReading, YatAttention, YatLinear
 
 
 class TextEmbedding(nn.Module):

@@ -11,7 +11,7 @@ from stages.ops.dac import dac_conv2d
 from stages.ops.fast import attention, cpp
 from stages.ops.fast.dropout import Dropout
 from stages.ops.rbf import rbf_attention
-from stages.ops.yat_attention import yat_attention, yat_attention_reference
+from stages.ops.yat import yat_attention, yat_attention_reference
 from tests.ops.gradients import Layer, assert_alike, in_doubles, leaves, value_and_gradients
 
 pytestmark = pytest.mark.skipif(cpp.load_library(attention.SOURCE) is None, reason="no C++ compiler here")

@@ -120,22 +120,6 @@ def test_folder_writable_by_others_is_not_trusted(
     assert "set XDG_CACHE_HOME" in capsys.readouterr().err and not list(folder.iterdir())
 
 
-@pytest.mark.parametrize("is_writable", [True, False])
-def test_triton_cache_is_in_the_home_folder_if_writable(
-    is_writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("TRITON_CACHE_DIR", "TRITON_HOME"):
-        monkeypatch.setenv(name, "")  # restored afterwards
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    home = tmp_path / "home"
-    home.mkdir() if is_writable else home.write_text("", encoding="utf-8")
-    monkeypatch.setenv("HOME", str(home))
-    cpp.keep_triton_kernels()
-    wanted = None if is_writable else str(tmp_path / "cache" / "claimcheck" / "triton")
-    assert os.environ.get("TRITON_CACHE_DIR") == wanted
-
-
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names of x86's processors")
 @pytest.mark.parametrize(("capability", "march"), [("default", "x86-64"), ("avx2", "x86-64-v3"), ("avx512", "native")])
 def test_code_targets_the_processor_that_pytorch_emulates(
@@ -166,7 +150,7 @@ def test_compiled_steps_are_cached_by_real_and_emulated_processor(
 def test_fork_has_its_own_threads() -> None:
     code = """
 import os, sys, torch
-from stages.ops.yat_attention import yat_attention
+from stages.ops.yat import yat_attention
 torch.set_num_threads(2)
 q = torch.randn(1, 4, 8, 8)
 yat_attention(q, q, q)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.ops.dac import dac_conv2d, dac_linear
-from stages.ops.dac_layers import DACConv2d
+from stages.ops.dac import DACConv2d, dac_conv2d, dac_linear
 from stages.ops.fast import cpp, dac
 from tests.ops.gradients import leaves, value_and_gradients
 from tests.preloaded import python
@@ -134,7 +133,7 @@ def test_pytorch_is_used_without_a_compiler(tmp_path) -> None:
     script = (
         "import torch\n"
         "from stages.ops.fast import dac\n"
-        "from stages.ops.dac_layers import DACConv2d\n"
+        "from stages.ops.dac import DACConv2d\n"
         "x, layer = torch.ones(1, 2, 8, 8), DACConv2d(2, 2, 3, padding=1)\n"
         "assert not dac.applies(x, layer.weight, layer.bias)\n"
         "layer(x).sum().backward()\n"

@@ -12,7 +12,7 @@ from torch import nn
 from stages.claims import read_claims
 from stages.claims.kinds.counts import param_values
 from stages.evaluation.cost import count_parameters, flops_per_sample
-from stages.ops.dac_layers import DACConv2d, DACLinear
+from stages.ops.dac import DACConv2d, DACLinear
 from stages.papers.dac import DACMLP, DACVGG, MLP, VGG, DACResNetV1, DACResNetV2, MBAResNetV1, ResNetV1, ResNetV2
 from stages.papers.dac.findings import (
     GAINS,

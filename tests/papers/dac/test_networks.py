@@ -10,8 +10,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.ops.dac import dac_conv2d, dac_linear
-from stages.ops.dac_layers import DACConv2d, DACLinear
+from stages.ops.dac import DACConv2d, DACLinear, dac_conv2d, dac_linear
 from stages.ops.mba import MBA
 from stages.papers.dac import (
     DACMLP,

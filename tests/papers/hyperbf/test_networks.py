@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.ops.rbf import rbf_attention_reference, rbf_feedforward_reference
-from stages.ops.rbf_layers import RBFAttention, RBFFeedForward
+from stages.ops.rbf import RBFAttention, RBFFeedForward, rbf_attention_reference, rbf_feedforward_reference
 from stages.papers.hyperbf import HyperBF, HyperBFAsWritten, ViT
 from stages.papers.hyperbf.findings import COMMON, HYPERBF, VIT
 from stages.papers.hyperbf.observations import observe

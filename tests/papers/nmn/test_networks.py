@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.evaluation.cost import count_parameters
-from stages.ops.yat import guide_scale, yat_linear_reference
-from stages.ops.yat_attention import yat_attention_reference
-from stages.ops.yat_conv import yat_conv2d_reference
+from stages.ops.yat import guide_scale, yat_attention_reference, yat_conv2d_reference, yat_linear_reference
 from stages.papers.nmn import (
     GPT2,
     AetherResNet18,
