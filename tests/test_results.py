@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from sqlalchemy import text
@@ -27,6 +27,7 @@ from stages.results import (
     Result,
     ResultsUnavailable,
     UnknownDataset,
+    UnknownExperiment,
     UnknownMetric,
     UnknownPaper,
     UnknownProfile,
@@ -63,13 +64,33 @@ def only(root: Path, **filters: str):
 
 
 def test_t_interval_equals_a_hand_calculation() -> None:
-    # mean 2, s = 1, n = 3: half = 4.302653 / sqrt(3)
-    assert t_interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 2.484138, 2 + 2.484138), abs=1e-6)
+    # half = 4.302653 / sqrt(3)
+    assert t_interval(2.0, 1.0, 3) == pytest.approx((2 - 2.484138, 2 + 2.484138), abs=1e-6)
 
 
 def test_wilson_interval_equals_a_hand_calculation() -> None:
     # Wilson (1927) for 8 of 10: (0.8 + 1.9207/10 ± ...) / 1.38415
     assert wilson(0.8, 10, 0.025) == pytest.approx((0.490162, 0.943318), abs=1e-5)
+
+
+QUESTIONS = st.builds(
+    Question,
+    dataset=st.sampled_from([None, None, "cifar100"]),
+    paper=st.sampled_from([None, "ninformer"]),
+    experiment=st.sampled_from([None, None, "ninformer-cifar100"]),
+    profile=st.sampled_from([None, "paper", "quick", "smoke"]),
+    metric=st.sampled_from([None, "accuracy", "loss", "train_seconds"]),
+    provenance=st.sampled_from([None, "embedded", "subset", "full"]),
+)
+
+
+@given(st.lists(QUESTIONS, min_size=2, max_size=4))
+@settings(max_examples=10)
+def test_comparisons_that_were_made_for_other_questions_change_no_answer(root: Path, asked: list[Question]) -> None:
+    known: dict[object, ExperimentComparison] = {}
+    with open_results(str(root / "data" / "results.db"))() as session:
+        for question in asked:
+            assert compare(session, question, known) == compare(session, question)
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1))
@@ -220,6 +241,7 @@ def test_diverged_replicate_is_counted_but_not_averaged(tmp_path: Path) -> None:
             UnknownProfile,
             "known: smoke, quick-bfloat16, quick, thirty-bfloat16, paper-tf32, paper",
         ),
+        ({"experiment": "vit"}, UnknownExperiment, "known: ninformer-mnist, ninformer-cifar10, ninformer-cifar100"),
         ({"metric": "acc"}, UnknownMetric, "known: accuracy, best_epoch_accuracy"),
     ],
 )

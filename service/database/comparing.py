@@ -22,36 +22,33 @@ from stages.results import (
     compare,
 )
 
-MAX_REMEMBERED = 64
+MAX_ANSWERS, MAX_COMPARED = 64, 256
 Answer = Callable[[Question], list[ExperimentComparison]]
 """`compare` on one session, with its cache."""
 
 
-def compare_one(compare: Answer, experiment: ExperimentRow, **asked: Any) -> ExperimentComparison:
-    """Return the comparison of one experiment; `asked`: further fields of its `Question`."""
-    found = compare(Question(dataset=experiment.dataset, **asked))
-    return next(item for item in found if item.experiment == experiment.name)
-
-
 class Comparisons:
-    """Cache of the latest answers, each for one content of the database."""
+    """Cache of the latest answers and of the comparisons in them, each for one content of the database."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: LRUCache[tuple[str, Question], list[ExperimentComparison]] = LRUCache(MAX_REMEMBERED)
+        self._answers: LRUCache[tuple[str, Question], list[ExperimentComparison]] = LRUCache(MAX_ANSWERS)
+        self._compared: LRUCache[tuple[str, Any], ExperimentComparison] = LRUCache(MAX_COMPARED)
 
     def get(self, session: Session, content: str, question: Question) -> list[ExperimentComparison]:
         """Return the result of `compare` on a session that reads `content`; errors are not cached.
 
         Raises:
-            UnknownName: the data set, paper, profile or metric is unknown.
+            UnknownName: the data set, paper, experiment, profile or metric is unknown.
         """
         with self._lock:
-            if (found := self._found.get((content, question))) is not None:
+            if (found := self._answers.get((content, question))) is not None:
                 return found
-        answer = compare(session, question)
+            known = {key: one for (made_from, key), one in self._compared.items() if made_from == content}
+        answer = compare(session, question, known)
         with self._lock:
-            self._found[content, question] = answer
+            self._answers[content, question] = answer
+            self._compared.update({(content, key): one for key, one in known.items()})
         return answer
 
 
@@ -96,14 +93,12 @@ def flatten(value: object, prefix: str = "") -> list[tuple[str, object]]:
     return [pair for key, item in value.items() for pair in flatten(item, f"{prefix}.{key}" if prefix else str(key))]
 
 
-def spec_of(experiment: ExperimentRow, arm: ArmRow) -> dict[str, object]:
-    """Return model and complete protocol of an arm."""
-    return dict(flatten({"model": arm.model, "protocol": {**experiment.protocol, **arm.protocol}}))
-
-
 def lay_side_by_side(experiment: ExperimentRow, left: ArmRow, right: ArmRow) -> list[SpecRow]:
-    """Return every setting of either model, in the left model's order first."""
-    one, other = spec_of(experiment, left), spec_of(experiment, right)
+    """Return every setting of either model and of its complete protocol, in the left model's order first."""
+    one, other = (
+        dict(flatten({"model": arm.model, "protocol": {**experiment.protocol, **arm.protocol}}))
+        for arm in (left, right)
+    )
     return [SpecRow(name=name, left=one.get(name), right=other.get(name)) for name in {**one, **other}]
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnExpressionArgument, Select, func, select
 from sqlalchemy.orm import Session
 
 from service.database import queries
-from service.database.comparing import Answer, compare_one
+from service.database.comparing import Answer
 from service.database.schemas import CurvePointOut, Out
 from stages.results import (
     ArmRow,
@@ -54,8 +54,12 @@ def unit_of_curve(curve: str, kind: str) -> str:
 
 
 def known_curves(session: Session, comparison: ExperimentComparison, *, arm: str | None = None) -> list[Curve]:
-    """Return the measured curves of all arms or of one, in the order of `CURVES`."""
-    query = _shown(select(*(func.count(getattr(Epoch, name)) for name in CURVES)), comparison, Epoch)
+    """Return the measured curves of all arms or of one, in the order of `CURVES`.
+
+    A training measures a curve after every epoch or after none, so the first one shows it.
+    """
+    counted = select(*(func.count(getattr(Epoch, name)) for name in CURVES)).where(Epoch.epoch == 1)
+    query = _shown(counted, comparison, Epoch)
     row = session.execute(query if arm is None else query.where(Result.arm == arm)).one()
     return [name for name, count in zip(CURVES, row, strict=True) if count]
 
@@ -138,7 +142,7 @@ def find_line(session: Session, name: str, compare: Answer) -> ComparedLine:
         )
     of, _, arm = name.partition(".")
     found = queries.find_experiment(session, of[:80])
-    asked, comparison = queries.find_arm(found, arm), compare_one(compare, found)
+    asked, (comparison,) = queries.find_arm(found, arm), compare(Question(experiment=found.name))
     is_drawn = comparison.is_real and any(item.arm == arm and item.run_keys for item in comparison.arms)
     return ComparedLine(
         name=name,
@@ -276,14 +280,10 @@ def list_behind(
     is_there = select(ObservationRow.quantity).where(ObservationRow.quantity.in_(quantities)).limit(1)
     if session.scalar(is_there) is None:
         return []
-    compared = [item for dataset in record.datasets for item in compare(Question(dataset=dataset))]
-    about = {
-        name: [arm.name for arm in own if arm.experiment == name and fnmatchcase(arm.name, claim.arm or "*")]
-        for name in record.experiments
-    }
-    return [
-        point
-        for comparison in compared
-        if comparison.experiment in about and comparison.provenance not in (None, "embedded")
-        for point in list_observed(session, comparison, quantities=quantities, arms=about[comparison.experiment])
-    ]
+    points = []
+    for name in record.experiments:
+        (comparison,) = compare(Question(experiment=name))
+        about = [arm.name for arm in own if arm.experiment == name and fnmatchcase(arm.name, claim.arm or "*")]
+        if comparison.is_real:
+            points += list_observed(session, comparison, quantities=quantities, arms=about)
+    return points

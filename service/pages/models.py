@@ -242,19 +242,14 @@ def first_looks(
     """Return `{claim: first look}` for the paper's claims without a verdict or a number of ours."""
     known = {dataset.name: dataset for dataset in datasets}
     undecided = (row for row in judged if row.verdict.status in UNDECIDED and row.verdict.ours is None)
-    waiting = [row for row in undecided if len(row.experiments) == 1]
-    compared = {
-        (metric, comparison.experiment): comparison
-        for metric in dict.fromkeys(row.claim.metric for row in waiting)
-        if metric in METRICS
-        for comparison in compare(Question(paper=paper, metric=metric))
-        if comparison.is_real and comparison.cut  # shortened runs
-    }
+    shortened = {item.experiment for item in compare(Question(paper=paper)) if item.is_real and item.cut}
     found = {}
-    for row in waiting:
-        comparison = compared.get((row.claim.metric, row.experiments[0]))
+    for row in undecided:
+        if len(row.experiments) != 1 or row.experiments[0] not in shortened or row.claim.metric not in METRICS:
+            continue
+        (comparison,) = compare(Question(experiment=row.experiments[0], metric=row.claim.metric))
         find = _look_at_all if row.claim.kind == "qualitative" else _look
-        if comparison is None or (look := find(row.claim, comparison)) is None:
+        if (look := find(row.claim, comparison)) is None:
             continue
         dataset = known[comparison.dataset]
         if row.claim.arm in at_chance(comparison, dataset):
@@ -291,11 +286,7 @@ def timed_here(record: JudgedClaim, titles: Mapping[str, str], compare: Answer) 
     claim = record.claim
     if claim.metric != "inference_time" or len(record.experiments) != 1:
         return None
-    (comparison,) = (
-        item
-        for item in compare(Question(dataset=record.datasets[0], metric=claim.metric))
-        if item.experiment == record.experiments[0]
-    )
+    (comparison,) = compare(Question(experiment=record.experiments[0], metric=claim.metric))
     costs = {arm.arm: arm.cost for arm in comparison.arms}
     mine = costs[claim.arm or ""]
     against = claim.baseline_arm or mine.latency_baseline or ""

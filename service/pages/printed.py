@@ -219,17 +219,17 @@ def list_shown(session: Session, record: ClaimRecord, compare: Answer) -> list[S
     metric = record.claim.metric if record.claim.metric in METRICS else None
     patterns = [pattern for pattern in (record.claim.arm, record.claim.baseline_arm) if pattern]
     found = []
-    for name in record.datasets:
-        kind = session.get_one(Dataset, name).kind
-        for comparison in compare(Question(dataset=name, metric=metric)):
-            if comparison.experiment in record.experiments and comparison.is_real:
-                about = tuple(
-                    arm
-                    for arm in comparison.arms
-                    if arm.ours and (not patterns or any(fnmatchcase(arm.arm, pattern) for pattern in patterns))
-                )
-                found.append(_show(session, record.claim, replace(comparison, arms=about), kind))
-    return [item for item in found if item.comparison.arms]
+    for name in record.experiments:
+        (comparison,) = compare(Question(experiment=name, metric=metric))
+        about = tuple(
+            arm
+            for arm in comparison.arms
+            if arm.ours and (not patterns or any(fnmatchcase(arm.arm, pattern) for pattern in patterns))
+        )
+        if comparison.is_real and about:
+            kind = session.get_one(Dataset, comparison.dataset).kind
+            found.append(_show(session, record.claim, replace(comparison, arms=about), kind))
+    return found
 
 
 def _show(session: Session, claim: Claim, comparison: ExperimentComparison, kind: str) -> Shown:

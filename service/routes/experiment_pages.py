@@ -78,7 +78,7 @@ def show_experiment(
     for wanted in (*arm, left, right):
         if wanted is not None:
             queries.find_arm(experiment, wanted)
-    comparison = comparing.compare_one(compare, experiment, profile=profile, metric=metric)
+    (comparison,) = compare(Question(experiment=name, profile=profile, metric=metric))
     trained = [item.arm for item in comparison.arms if item.run_keys] if comparison.is_real else []
     shown = [item for item in trained if item in arm] or models.first_shown(experiment.arms, trained)
     curves = known_curves(session, comparison) if trained else []
@@ -267,7 +267,7 @@ def show_model(name: str, request: Request, session: ResultsSession, compare: Co
     arms = {arm.name: arm for arm in experiment.arms}
     arm = queries.find_arm(experiment, name.partition(".")[2])
     dataset = queries.find_dataset(session, experiment.dataset)
-    comparison = comparing.compare_one(compare, experiment)
+    (comparison,) = compare(Question(experiment=experiment.name))
     ours = next((item for item in comparison.arms if item.arm == arm.name), None)  # untrained variants are left out
     results = list_runs_of(session, comparison, arm.name)
     weights = queries.list_checkpoints(session, arm_of=(experiment.name, arm.name))

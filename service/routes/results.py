@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 
-from service.database import claim_schemas, comparing, curves, queries, schemas, trails
+from service.database import claim_schemas, curves, queries, schemas, trails
 from service.database.samples import Samples
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
@@ -190,9 +190,14 @@ def list_experiment_curves(
     experiment = queries.find_experiment(session, name)
     for wanted in arm:
         queries.find_arm(experiment, wanted)
-    comparison = comparing.compare_one(compare, experiment, profile=profile)
+    (comparison,) = compare(Question(experiment=name, profile=profile))
     arms = [item.arm for item in comparison.arms if not arm or item.arm in arm]
-    return page.answer_with(schemas.CurvePointOut, curves.list_curves(session, comparison, curve, arms))
+    points = (
+        curves.list_curves(session, comparison, curve, arms)
+        if curve in curves.known_curves(session, comparison)
+        else []
+    )
+    return page.answer_with(schemas.CurvePointOut, points)
 
 
 @listing("catalogue", "/experiments/{name}/observations", "listObservations", list[curves.ObservedPointOut], 404)
@@ -205,7 +210,7 @@ def list_experiment_observations(
     quantity: Annotated[str | None, Query(description="only this quantity", examples=["attention_sigma"])] = None,
 ) -> Sequence[curves.ObservedPointOut] | Response:
     """Quantities measured inside the compared networks, before and after training, by block."""
-    comparison = comparing.compare_one(compare, queries.find_experiment(session, name), profile=profile)
+    (comparison,) = compare(Question(experiment=name, profile=profile))
     known = curves.known_quantities(session, comparison)
     if quantity is not None and known and quantity not in known:
         raise curves.UnknownQuantity(quantity[:80], known)

@@ -242,7 +242,7 @@ def _read(metric: str, trial: Trial) -> float | None:
         accuracy = _read("accuracy", trial)
         return None if accuracy is None else 1 - accuracy
     if metric == "min_log_mse":
-        errors = [row.test_loss for row in trial.result.curves if row.test_loss is not None]
+        errors = [loss for loss in as_curves(trial.result.curves).column("test_loss") if loss is not None]
         return math.log(min(errors)) if "log_mse" in {row.metric for row in trial.result.metrics} and errors else None
     if metric == "validation_loss" and trial.result.curves:
         return trial.result.curves[-1].val_loss

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session, joinedload, selectinload
 
 from stages.results.database import UnknownClaim
-from stages.results.estimates import ArmVerdict, Measured
+from stages.results.estimates import ArmVerdict, Measured, mark_of
 from stages.results.tables import (
     WORD_OF,
     ArmRow,
@@ -326,8 +326,9 @@ def count_seen(seen: int, claim: Claim) -> str:
 
 def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str, str], tuple[ArmVerdict, ...]]:
     """Return `{(experiment, arm): verdicts}` of the claims that name an arm, in the order of the claims."""
+    of_verdict = VerdictRow.status, VerdictRow.registration, VerdictRow.is_decidable, VerdictRow.explanation
     query = (
-        select(ClaimExperiment.experiment, Claim, VerdictRow)
+        select(ClaimExperiment.experiment, Claim.arm, Claim.id, Claim.kind, Claim.metric, *of_verdict)
         .join(Claim, Claim.id == ClaimExperiment.claim)
         .join(VerdictRow, VerdictRow.claim == Claim.id)
         .where(ClaimExperiment.experiment.in_(experiments), Claim.arm.is_not(None))
@@ -335,10 +336,9 @@ def arm_verdicts(session: Session, experiments: Sequence[str]) -> dict[tuple[str
     )
     found: dict[tuple[str, str], tuple[ArmVerdict, ...]] = {}
     for row in session.execute(query):
-        claim = row.Claim
-        own = {name: getattr(row.VerdictRow, name) for name in ("status", "mark", "is_decidable", "explanation")}
-        verdict = ArmVerdict(claim=claim.id, kind=claim.kind, metric=claim.metric, **own)
-        found[row.experiment, claim.arm] = (*found.get((row.experiment, claim.arm), ()), verdict)
+        own = {name: getattr(row, name) for name in ("kind", "metric", "status", "is_decidable", "explanation")}
+        verdict = ArmVerdict(claim=row.id, mark=mark_of(row.registration), **own)
+        found[row.experiment, row.arm] = (*found.get((row.experiment, row.arm), ()), verdict)
     return found
 
 

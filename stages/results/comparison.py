@@ -13,18 +13,26 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import Text, cast, select
 from sqlalchemy.orm import Session, selectinload
 
 from stages.results import tables
 from stages.results.claims import TAIL, arm_verdicts, gain_between
-from stages.results.database import UnknownDataset, UnknownMetric, UnknownPaper, UnknownProfile, known_metrics
+from stages.results.database import (
+    UnknownDataset,
+    UnknownExperiment,
+    UnknownMetric,
+    UnknownPaper,
+    UnknownProfile,
+    known_metrics,
+    parse_json,
+)
 from stages.results.estimates import (
     COST_COLUMNS,
     FIRST_METRICS,
@@ -52,24 +60,24 @@ from stages.verdicts.intervals import t_quantile, wilson
 from stages.verdicts.metrics import METRICS, MetricInfo
 
 COST_OF_EVERY_ARM = ("parameters", "flops_per_image")
+_TIMING = ("batch_size", "warmup", "repeats", "device", "threads")
+"""Columns `latency_…` of a cost that describe how it was timed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedRun:
+class ComparedRun(NamedTuple):
     """A selected result.  `numbers` holds value and samples by (metric, split), `cost` its row of `costs`.
 
-    `origin` says where evidence was made, and is None for a result of this working tree.
+    `origin` says where evidence was made, and is None for a result of this working tree.  A tuple is made in a fifth of
+    the time of a frozen data class, and a comparison has thousands.
     """
 
     id: int
     run_key: str
     machine_digest: str
-    origin: Mapping[str, Any] | None
     experiment: str
     arm: str
     replicate: int
     source: str
-    changed_code: list[str]
     profile: str
     provenance: Provenance
     cut: str
@@ -78,6 +86,8 @@ class ComparedRun:
     status: str
     test_images: int
     excluded_test_images: int
+    changed_code: Sequence[str]
+    origin: Mapping[str, Any] | None
     numbers: Mapping[tuple[str, str], tuple[float, int | None]]
     cost: Any
 
@@ -98,8 +108,10 @@ class ComparisonRows:
     verdicts: Mapping[tuple[str, str], tuple[ArmVerdict, ...]]
 
 
-def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]) -> ComparisonRows:
-    """Read the rows of these experiments, each compared by one of its metrics."""
+def load_facts(
+    session: Session, experiments: Mapping[str, Sequence[MetricInfo]], arms: Iterable[str] | None = None
+) -> ComparisonRows:
+    """Read the rows of these experiments, each compared by one of its metrics; `arms`: runs of these alone."""
     metrics = {info.name for infos in experiments.values() for info in infos}
     claims = session.scalars(
         select(tables.Claim)
@@ -128,7 +140,7 @@ def load_facts(session: Session, experiments: Mapping[str, Sequence[MetricInfo]]
     for checkpoint, result in session.execute(held):
         checkpoints[result].append(checkpoint)
     return ComparisonRows(
-        runs=_runs(session, list(experiments), {*COST_OF_EVERY_ARM, *metrics}),
+        runs=_runs(session, list(experiments), {*COST_OF_EVERY_ARM, *metrics}, arms),
         claims=printed["value"],
         gains=printed["difference"],
         wholes={
@@ -157,22 +169,33 @@ def printed_metrics(
     return {name: tuple(metrics) for name, metrics in found.items()}
 
 
-def _runs(session: Session, experiments: Sequence[str], metrics: set[str]) -> dict[str, list[ComparedRun]]:
+def _runs(
+    session: Session, experiments: Sequence[str], metrics: set[str], arms: Iterable[str] | None
+) -> dict[str, list[ComparedRun]]:
     selected = tables.Result.experiment.in_(experiments) & tables.Result.is_selected
+    if arms is not None:
+        selected &= tables.Result.arm.in_(arms)
     number = tables.Metric
     query = select(number.result_id, number.metric, number.split, number.value, number.n)
     numbers = defaultdict[int, dict[tuple[str, str], tuple[float, int | None]]](dict)
     joined = query.join(tables.Result, tables.Result.id == number.result_id).where(selected, number.metric.in_(metrics))
     for result_id, metric, split, value, n in session.execute(joined):
         numbers[result_id][metric, split] = value, n
-    columns = [column for column in tables.Cost.__table__.columns if column.name != "epoch_seconds"]
-    timed = select(*columns).join(tables.Result, tables.Result.id == tables.Cost.result_id).where(selected)
-    costs = {row.result_id: row for row in session.execute(timed)}
-    names = [name for name in ComparedRun.__slots__ if name not in ("numbers", "cost")]
+    shown = *COST_COLUMNS.values(), *(f"latency_{name}" for name in _TIMING)
+    timed = select(tables.Cost.result_id, *(getattr(tables.Cost, name) for name in shown))
+    timed = timed.join(tables.Result, tables.Result.id == tables.Cost.result_id).where(selected)
+    costs = {row[0]: row for row in session.execute(timed)}
+
+    @cache  # thousands of runs were made by the same code at a few revisions
+    def read(kind: type, text: str | None) -> Any:
+        return tables.JSONOf(kind, or_none=kind is dict).process_result_value(text and parse_json(text), None)
+
     found = defaultdict(list)
-    wanted = select(*(getattr(tables.Result, name) for name in names)).where(selected).order_by(tables.Result.id)
-    for row in session.execute(wanted):
-        run = ComparedRun(**row._mapping, numbers=numbers[row.id], cost=costs.get(row.id))
+    *names, changed_code, origin = (getattr(tables.Result, name) for name in ComparedRun._fields[:-2])
+    wanted = select(*names, cast(changed_code, Text), cast(origin, Text)).where(selected).order_by(tables.Result.id)
+    for *values, code, made in session.execute(wanted):
+        about = read(list, code), read(dict, made), numbers[values[0]], costs.get(values[0])
+        run = ComparedRun._make([*values, *about])
         found[run.experiment].append(run)
     return found
 
@@ -186,10 +209,10 @@ _TAKES = {
 _t_quantile = cache(t_quantile)
 
 
-def t_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Student's 95 % interval of the mean of two values or more."""
-    half = float(_t_quantile(len(values) - 1, TAIL)) * stdev(values) / math.sqrt(len(values))
-    return fmean(values) - half, fmean(values) + half
+def t_interval(mean: float, std: float, n: int) -> tuple[float, float]:
+    """Student's 95 % interval of the mean of `n` values, at least two."""
+    half = float(_t_quantile(n - 1, TAIL)) * std / math.sqrt(n)
+    return mean - half, mean + half
 
 
 def values_of(results: Sequence[ComparedRun], metric: MetricInfo, facts: ComparisonRows) -> dict[int, float]:
@@ -224,7 +247,8 @@ def estimate(results: Sequence[ComparedRun], metric: MetricInfo, facts: Comparis
         sizes = (result.test_images if metric.of_arm else result.numbers[key][1] for result in measured)
         n_test = min((n for n in sizes if n is not None), default=None)
     if len(values) >= 2:
-        std, (low, high) = stdev(values), t_interval(values)
+        std = stdev(values)
+        low, high = t_interval(fmean(values), std, len(values))
     if n_test is not None and metric.name == "accuracy":
         bounds = wilson(fmean(values), n_test, TAIL)
         population = Population(low=bounds[0], high=bounds[1], n_test=n_test)
@@ -278,6 +302,7 @@ class Question:
 
     dataset: str | None = None
     paper: str | None = None
+    experiment: str | None = None
     profile: str | None = None
     metric: str | None = None
     provenance: Provenance | None = None
@@ -295,49 +320,50 @@ class Question:
 EVERYTHING = Question()
 
 
-def compare(session: Session, asked: Question = EVERYTHING) -> list[ExperimentComparison]:
+def compare(
+    session: Session, asked: Question = EVERYTHING, known: MutableMapping[Any, ExperimentComparison] | None = None
+) -> list[ExperimentComparison]:
     """Compare every experiment that fits, in the order of params.yaml, each under its best conditions.
 
+    `known` has comparisons that were made from the same content; new ones are added.
+
     Raises:
-        UnknownName: the data set, paper, profile or metric is unknown.
+        UnknownName: the data set, paper, experiment, profile or metric is unknown.
     """
-    known = known_metrics(session)
-    if asked.metric is not None and asked.metric not in known:
-        raise UnknownMetric(asked.metric, known)
-    _require(session, UnknownDataset, tables.Dataset, asked.dataset)
-    _require(session, UnknownPaper, tables.Paper, asked.paper)
-    _require(session, UnknownProfile, tables.ProfileRow, asked.profile)
+    found = {} if known is None else known
+    infos = known_metrics(session)
+    if asked.metric is not None and asked.metric not in infos:
+        raise UnknownMetric(asked.metric, infos)
     row = tables.ExperimentRow
-    query = select(row).options(selectinload(row.arms)).order_by(row.position)
-    if asked.dataset is not None:
-        query = query.where(row.dataset == asked.dataset)
-    if asked.paper is not None:
-        query = query.where(row.paper == asked.paper)
-    experiments = session.scalars(query).all()
-    kinds = dict(session.execute(select(tables.Dataset.name, tables.Dataset.kind)).all())
-    printed = printed_metrics(session, [item.name for item in experiments], known)
-    chosen = {}
-    for item in experiments:
-        first = (asked.metric,) if asked.metric else printed[item.name][:1] or FIRST_METRICS[kinds[item.dataset]]
-        chosen[item.name] = [known[name] for name in first]
-    facts = load_facts(session, chosen)
-    return [_compare_experiment(item, facts, chosen[item.name], printed[item.name], asked) for item in experiments]
-
-
-def _require(
-    session: Session, error: type[UnknownDataset | UnknownPaper | UnknownProfile], table: type, name: str | None
-) -> None:
-    if name is None:
-        return
-    order = table.rank if table is tables.ProfileRow else table.position  # type: ignore[attr-defined]
-    known = session.scalars(select(table.name).order_by(order)).all()  # type: ignore[attr-defined]
-    if name not in known:
-        raise error(name, known)
+    for error, of, order, name in (
+        (UnknownDataset, tables.Dataset.name, tables.Dataset.position, asked.dataset),
+        (UnknownPaper, tables.Paper.name, tables.Paper.position, asked.paper),
+        (UnknownExperiment, row.name, row.position, asked.experiment),
+        (UnknownProfile, tables.ProfileRow.name, tables.ProfileRow.rank, asked.profile),
+    ):
+        if name is not None and name not in (names := session.scalars(select(of).order_by(order)).all()):
+            raise error(name, names)
+    query = select(row.name, tables.Dataset.kind).join(tables.Dataset, tables.Dataset.name == row.dataset)
+    for column, name in ((row.dataset, asked.dataset), (row.paper, asked.paper), (row.name, asked.experiment)):
+        query = query if name is None else query.where(column == name)
+    kinds = dict(session.execute(query.order_by(row.position)).all())
+    printed = printed_metrics(session, list(kinds), infos)
+    keys = {
+        name: (name, asked.profile, asked.provenance, (asked.metric,) if asked.metric else first)
+        for name, kind in kinds.items()
+        for first in [printed[name][:1] or FIRST_METRICS[kind]]
+    }
+    chosen = {key[0]: [infos[metric] for metric in key[-1]] for key in keys.values() if key not in found}
+    if chosen:
+        facts = load_facts(session, chosen)
+        missing = select(row).options(selectinload(row.arms)).where(row.name.in_(chosen))
+        for item in session.scalars(missing):
+            compared = _compare_experiment(item, facts, chosen[item.name], printed[item.name], asked)
+            found[keys[item.name]] = compared
+    return [found[key] for key in keys.values()]
 
 
 _PAIR = ("baseline", "proposed")
-_TIMING = ("batch_size", "warmup", "repeats", "device", "threads")
-"""Columns `latency_…` of a cost that describe how it was timed."""
 
 
 def _compare_experiment(

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
-from typing import Annotated, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 from pydantic import Field
 
@@ -169,6 +169,12 @@ class Ratio:
     baseline: str
     of_ours: float | None
     of_printed: float | None
+
+
+def mark_of(registration: Mapping[str, Any] | None) -> str:
+    """Return the mark of a verdict's registration as pages and the API show it; empty without one."""
+    mark = registration["mark"] if registration else ""
+    return "registration unknown" if mark == "unknown" else mark
 
 
 @dataclass(frozen=True, kw_only=True)

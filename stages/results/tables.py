@@ -28,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, column_property, mapped_column, relationship
 
 from stages.faults import Mistake
-from stages.results.estimates import Measured
+from stages.results.estimates import Measured, mark_of
 from stages.verdicts import Status
 from stages.verdicts.kinds import KINDS, KindFacts
 
@@ -51,7 +51,7 @@ class JSONOf(TypeDecorator):
         super().__init__(none_as_null=True)
         self.kind, self.or_none = kind, or_none
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+    def process_result_value(self, value: Any, dialect: Dialect | None) -> Any:
         if not isinstance(value, self.kind) and not (self.or_none and value is None):
             raise damaged(f"a column of {self.kind.__name__}s holds a {type(value).__name__}")
         return value
@@ -470,8 +470,7 @@ class VerdictRow(Base):
     @property
     def mark(self) -> str:
         """`confirmatory`, `exploratory` or `registration unknown`; empty if no trained model was judged."""
-        mark = self.registration["mark"] if self.registration else ""
-        return "registration unknown" if mark == "unknown" else mark
+        return mark_of(self.registration)
 
     @property
     def word(self) -> Word:

@@ -130,7 +130,8 @@ def versus(session: Session, dataset: Dataset, a: str, b: str) -> Versus:
     metrics = {
         name: next((infos[each] for each in printed[name] if infos[each].split == "test"), first) for name in names
     }
-    facts, rules = load_facts(session, {name: [metric] for name, metric in metrics.items()}), read_rules(session)
+    arms = {arm.name for found in (ours, theirs) for _, arm in found.values()}
+    facts, rules = load_facts(session, {name: [metrics[name]] for name in names}, arms), read_rules(session)
     pairs = {name: (ours[name], theirs[name]) for name in shared}
     runs = {name: _strongest(facts, pair) for name, pair in pairs.items()}
     name = min(shared, key=lambda name: (not runs[name], bool(_cut(runs[name])))) if shared else names[0]
