@@ -14,7 +14,6 @@ from stages.run import canonical_json, environment_digest
 from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import append_line, read_equivalences
 from stages.runs.evidence import (
-    CostLine,
     DataUsed,
     EvidenceError,
     EvidenceLine,
@@ -23,11 +22,11 @@ from stages.runs.evidence import (
     pack_correct,
     read_lines,
     seal,
-    write_lines,
 )
 from stages.runs.fingerprint import source_digest, source_path, training_code
 from stages.runs.revisions import has_revision, is_full_clone, read_objects, refusal, run_git
 from stages.upkeep.publishing import PublishError, is_dirty, publish
+from tests.claims.lines import cost, evaluate
 from tests.project import REPOSITORY, git, shown_same
 
 MODEL = "stages.papers.ninformer.vit:ViT"
@@ -86,25 +85,8 @@ def result(
     )
 
 
-def cost(line: ResultLine) -> CostLine:
-    return CostLine(
-        experiment="toy",
-        arm=line.arm,
-        replicate=0,
-        run_key=line.run_key,
-        environment_digest=line.environment_digest,
-        train_seconds=1.0,
-        epoch_seconds=(),
-        samples_per_second=2.0,
-        peak_memory_bytes=3,
-    )
-
-
 def evaluated(checkout: Path, *lines: ResultLine) -> None:
-    folder = checkout / "data" / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "toy.jsonl").write_bytes(write_lines(lines))
-    (folder / "toy.cost.jsonl").write_bytes(write_lines(cost(line) for line in lines))
+    evaluate(checkout, lines)
 
 
 def test_published_lines_have_revision_and_cost(checkout: Path) -> None:

@@ -35,6 +35,7 @@ from stages.runs.evidence import (
     write_lines,
 )
 from stages.runs.fingerprint import code_today
+from tests.claims.lines import recorded
 from tests.project import shown_same, whole_file
 from tests.service.results_factory import REPOSITORY, add_results, as_published, make_root, without_test_images
 
@@ -117,16 +118,14 @@ def test_newest_evidence_of_a_replicate_is_selected(root: Path) -> None:
         for machine, day in (("newer", "2026-11-05"), ("older", "2026-11-04"))
     ]
     (root / "data" / "evidence" / "ninformer-cifar10.jsonl").write_bytes(write_lines(others))
-    record(root, DATABASE)
-    with open_results(str(root / DATABASE))() as session:
+    with recorded(root) as session:
         same = session.query(Result).filter_by(run_key=line.run_key, arm=line.arm).all()
         assert len(same) == 3
         assert [row.environment["device_name"] for row in same if row.is_selected] == ["newer"]
 
 
 def selected(root: Path, arm: str) -> list[tuple[str, bool, list[str]]]:
-    record(root, DATABASE)
-    with open_results(str(root / DATABASE))() as session:
+    with recorded(root) as session:
         found = session.query(Result).filter_by(experiment="ninformer-cifar100", arm=arm, profile="quick")
         return sorted((row.source, row.is_selected, row.changed_code) for row in found)
 
@@ -182,8 +181,7 @@ def test_older_code_is_current_if_a_line_shows_it_equivalent(root: Path) -> None
 
 
 def test_checkpoint_is_the_best_result_with_available_weights(root: Path) -> None:
-    record(root, DATABASE)
-    with open_results(str(root / DATABASE))() as session:
+    with recorded(root) as session:
         checkpoint = session.get(Checkpoint, "ninformer-cifar100.vit.0")
         assert checkpoint is not None
         assert checkpoint.result.profile == "quick"
@@ -192,8 +190,7 @@ def test_checkpoint_is_the_best_result_with_available_weights(root: Path) -> Non
 
 
 def test_committed_model_is_preferred_to_the_same_weights_in_runs(root: Path) -> None:
-    record(root, DATABASE)
-    with open_results(str(root / DATABASE))() as session:
+    with recorded(root) as session:
         checkpoint = session.get(Checkpoint, "ninformer-cifar100.vit.0")
         assert checkpoint is not None
         weights = (root / checkpoint.path).read_bytes()
@@ -222,8 +219,7 @@ def test_released_model_has_its_own_accuracy_if_the_trained_weights_are_missing(
     (root / "data" / "models" / "ninformer-cifar100.vit.0.safetensors").write_bytes(content)
 
     def checkpoint() -> tuple[str, str | None, float | None]:
-        record(root, DATABASE)
-        with open_results(str(root / DATABASE))() as session:
+        with recorded(root) as session:
             row = session.get(Checkpoint, "ninformer-cifar100.vit.0")
             assert row is not None
             return row.path, row.dtype, row.accuracy
@@ -238,8 +234,7 @@ def test_released_model_has_its_own_accuracy_if_the_trained_weights_are_missing(
 def test_diverged_run_is_recorded_with_its_last_finite_step(root: Path) -> None:
     (root / "data" / "evidence" / "ninformer-mnist.jsonl").unlink()
     add_results(root, "ninformer-mnist", "paper", "full", published="2026-11-02", diverged=("vit", 1))
-    record(root, DATABASE)
-    with open_results(str(root / DATABASE))() as session:
+    with recorded(root) as session:
         row = session.query(Result).filter_by(experiment="ninformer-mnist", arm="vit", replicate=1).one()
         assert (row.status, row.metrics, row.weights_sha256) == ("diverged", [], None)
         assert row.divergence == {"step": 400, "last_finite_step": 390, "last_finite_loss": 1.83}
@@ -358,8 +353,7 @@ def test_arms_with_declared_differences_are_compared(root: Path) -> None:
     assert selected(root, "vit") and not any(is_selected for _, is_selected, _ in selected(root, "vit"))
     (root / "data" / "evidence" / "ninformer-cifar100.jsonl").unlink(missing_ok=True)
     add_results(root, "ninformer-cifar100", "quick", "full", published="2026-11-09")
-    record(root, DATABASE)
-    with open_results(str(root / DATABASE))() as session:
+    with recorded(root) as session:
         found = session.query(Result).filter_by(experiment="ninformer-cifar100", profile="quick", is_selected=True)
         assert {row.arm for row in found} == {"vit", "mlp-mixer", "local-vit", "ninformer"}
         assert len({row.conditions for row in found}) == 1

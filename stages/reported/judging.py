@@ -25,6 +25,7 @@ from stages.reported.units import LARGEST, PERCENT, ROUNDING
 from stages.rules import ANYTIME, Margins, Rules
 from stages.verdicts import (
     ComparableClaim,
+    ComparedArms,
     GainClaim,
     Sample,
     Status,
@@ -511,8 +512,7 @@ class _Comparison:
                 n=self.n,
                 slope=_slope(margin_at, printed.value) if self.margin is None else 0.0,
             )
-        verdict = judge(
-            asked,
+        arms = ComparedArms(
             one,
             other,
             rules=rules,
@@ -520,6 +520,7 @@ class _Comparison:
             planned=None if rules.is_anytime else min(one.n, other.n),
             folds=self.folds,
         )
+        verdict = judge(asked, arms)
         number = None if printed is None else printed.value
         if printed and verdict.size and verdict.size.status is Status.NOT_REPRODUCED:
             share = rules.margins.difference_share

@@ -43,7 +43,7 @@ from stages.reported.units import (
     last_word,
 )
 from stages.rules import Rules
-from stages.verdicts import Status
+from stages.verdicts import ICONS, WORD_OF, Status
 
 RELATIVE = ("ratio", "inconsistent")
 """Kinds of `data/claims.csv` that `lint` reads as a gain; it skips the others that this module doesn't judge."""
@@ -260,16 +260,15 @@ def _fits(row: ClaimRow, gain: PrintedNumber, one: PrintedNumber, other: Printed
     )
 
 
-_MEANINGS: Mapping[Status, tuple[str, str]] = {
-    Status.REPRODUCED: ("✓", "equals the printed number within the margin"),
-    Status.SUPPORTED: ("✓", "the model that the paper calls better is better"),
-    Status.NOT_REPRODUCED: ("✗", "differs from the printed number by more than the margin"),
-    Status.REVERSED: ("✗", "the other model is better"),
-    Status.INCONCLUSIVE: ("?", "more replicates may decide it"),
-    Status.UNRESOLVED: ("?", "neither model is clearly better"),
-    Status.UNDECIDABLE: ("?", "no number of replicates would decide it"),
+_MEANINGS: Mapping[Status, str] = {
+    Status.REPRODUCED: "equals the printed number within the margin",
+    Status.SUPPORTED: "the model that the paper calls better is better",
+    Status.NOT_REPRODUCED: "differs from the printed number by more than the margin",
+    Status.REVERSED: "the other model is better",
+    Status.INCONCLUSIVE: "more replicates may decide it",
+    Status.UNRESOLVED: "neither model is clearly better",
+    Status.UNDECIDABLE: "no number of replicates would decide it",
 }
-"""An icon, and what the status means."""
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:66rem;margin:2rem auto;padding:0 1rem;color:#1c1c1c}"
     "table{border-collapse:collapse;width:100%}td,th{padding:.5rem;border-bottom:1px solid #ccc;text-align:left;"
@@ -292,7 +291,8 @@ def write_page(judged: Judged, title: str) -> str:
 
 
 def _row(judged: ReportedVerdict) -> str:
-    icon, meaning = _MEANINGS.get(judged.status, ("", ""))
+    meaning = _MEANINGS.get(judged.status, "")
+    icon = ICONS[WORD_OF[judged.status]] if meaning else ""
     why = "".join(f"<small>{escape(text)}</small>" for text in (judged.verdict.explanation, judged.of_size) if text)
     return (
         f"<tr><td>{escape(judged.claim)}<td><b>{icon} {escape(str(judged.status))}</b><small>{meaning}</small>"

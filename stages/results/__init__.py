@@ -59,10 +59,8 @@ from stages.results.estimates import (
     no_formula,
 )
 from stages.results.tables import (
-    ICONS,
     NOT_OF_SIZE,
     SCHEMA_VERSION,
-    WORD_OF,
     ArmMetricRow,
     ArmRow,
     Array,
@@ -87,12 +85,11 @@ from stages.results.tables import (
     VerdictArm,
     VerdictRow,
     VerdictRun,
-    Word,
     damaged,
 )
 from stages.results.versus import ImagePair, SameModel, Versus, versus
 from stages.rules import Rules
 from stages.runs.evidence import INEXACT_SHARE, Provenance, unpack_confusion, unpack_correct
-from stages.verdicts import Power, Scope, Status, Verdict
+from stages.verdicts import ICONS, WORD_OF, Power, Scope, Status, Verdict, Word
 from stages.verdicts.kinds import KINDS
 from stages.verdicts.metrics import METRICS, MetricInfo

@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session, joinedload, selectinload
 from stages.results.database import UnknownClaim
 from stages.results.estimates import ArmVerdict, Measured, mark_of
 from stages.results.tables import (
-    WORD_OF,
     ArmRow,
     Claim,
     ClaimChange,
@@ -29,9 +28,8 @@ from stages.results.tables import (
     VerdictArm,
     VerdictRow,
     VerdictRun,
-    Word,
 )
-from stages.verdicts import Observation, Sample, Status
+from stages.verdicts import WORD_OF, Observation, Sample, Status, Word
 from stages.verdicts.difference import measure_gain
 from stages.verdicts.intervals import half_width
 from stages.verdicts.kinds import KINDS

@@ -5,8 +5,6 @@ The best conditions are shown: real data before placeholder data, then several a
 the stronger profile, then more arms and replicates.  The number of placeholder data says nothing about the claim, so it
 has no mean, difference, gain or rank.  The number of a shortened run is ours, but it has no difference and no gain
 (`why_no_difference`).
-
-Rows are read by column, because a comparison of thousands of runs needs few of their numbers.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean, stdev
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from sqlalchemy import Text, cast, select
-from sqlalchemy.orm import Session, selectinload
+from sqlalchemy import select
+from sqlalchemy.orm import Session, defer, joinedload, selectinload
 
 from stages.results import tables
 from stages.results.claims import TAIL, arm_verdicts, gain_between
@@ -31,7 +29,6 @@ from stages.results.database import (
     UnknownPaper,
     UnknownProfile,
     known_metrics,
-    parse_json,
 )
 from stages.results.estimates import (
     COST_COLUMNS,
@@ -62,45 +59,24 @@ from stages.verdicts.metrics import METRICS, MetricInfo
 COST_OF_EVERY_ARM = ("parameters", "flops_per_image")
 _TIMING = ("batch_size", "warmup", "repeats", "device", "threads")
 """Columns `latency_…` of a cost that describe how it was timed."""
-
-
-class ComparedRun(NamedTuple):
-    """A selected result.  `numbers` holds value and samples by (metric, split), `cost` its row of `costs`.
-
-    `origin` says where evidence was made, and is None for a result of this working tree.  A tuple is made in a fifth of
-    the time of a frozen data class, and a comparison has thousands.
-    """
-
-    id: int
-    run_key: str
-    machine_digest: str
-    experiment: str
-    arm: str
-    replicate: int
-    source: str
-    profile: str
-    provenance: Provenance
-    cut: str
-    conditions: str
-    group_position: int
-    status: str
-    test_images: int
-    excluded_test_images: int
-    changed_code: Sequence[str]
-    origin: Mapping[str, Any] | None
-    numbers: Mapping[tuple[str, str], tuple[float, int | None]]
-    cost: Any
+_READ = (
+    *(defer(column, raiseload=True) for column in (tables.Result.spec, tables.Result.environment)),
+    joinedload(tables.Result.cost).defer(tables.Cost.epoch_seconds, raiseload=True),
+)
+"""How results are read: with their cost, without their longest columns."""
 
 
 @dataclass(frozen=True)
 class ComparisonRows:
-    """The rows behind comparisons, with runs by experiment.
+    """The rows behind comparisons: selected results by experiment, the strongest group first.
 
+    `numbers` are value and samples of the metrics by result and (metric, split).
     `claims` are printed values by (metric, experiment, arm), `gains` printed differences between two arms.  `wholes`
     are metrics of arms as wholes by (metric, experiment, arm, profile, conditions).
     """
 
-    runs: Mapping[str, list[ComparedRun]]
+    runs: Mapping[str, list[tables.Result]]
+    numbers: Mapping[int, Mapping[tuple[str, str], tuple[float, int | None]]]
     claims: Mapping[tuple[str, str, str], tables.Claim]
     gains: Mapping[tuple[str, str, str], tables.Claim]
     wholes: Mapping[tuple[str, str, str, str, str], tables.ArmMetricRow]
@@ -130,17 +106,25 @@ def load_facts(
         tables.ArmMetricRow.experiment.in_(experiments),
         tables.ArmMetricRow.metric.in_({info.name for infos in experiments.values() for info in infos if info.of_arm}),
     )
+    selected = tables.Result.experiment.in_(experiments) & tables.Result.is_selected
+    if arms is not None:
+        selected &= tables.Result.arm.in_(arms)
+    runs = defaultdict[str, list[tables.Result]](list)
+    in_order = select(tables.Result).where(selected).order_by(tables.Result.group_position, tables.Result.id)
+    for result in session.scalars(in_order.options(*_READ)):
+        runs[result.experiment].append(result)
+    numbers = defaultdict[int, dict[tuple[str, str], tuple[float, int | None]]](dict)
+    row = tables.Metric
+    measured = select(row.result_id, row.metric, row.split, row.value, row.n).join(tables.Result).where(selected)
+    for run, name, split, value, n in session.execute(measured.where(row.metric.in_({*COST_OF_EVERY_ARM, *metrics}))):
+        numbers[run][name, split] = value, n
     checkpoints = defaultdict[int, list[str]](list)
-    held = (
-        select(tables.Checkpoint.id, tables.Checkpoint.result_id)
-        .join(tables.Result)
-        .where(tables.Result.experiment.in_(experiments), tables.Result.is_selected)
-        .order_by(tables.Checkpoint.position)
-    )
-    for checkpoint, result in session.execute(held):
-        checkpoints[result].append(checkpoint)
+    held = select(tables.Checkpoint.id, tables.Checkpoint.result_id).join(tables.Result).where(selected)
+    for checkpoint, run in session.execute(held.order_by(tables.Checkpoint.position)):
+        checkpoints[run].append(checkpoint)
     return ComparisonRows(
-        runs=_runs(session, list(experiments), {*COST_OF_EVERY_ARM, *metrics}, arms),
+        runs=runs,
+        numbers=numbers,
         claims=printed["value"],
         gains=printed["difference"],
         wholes={
@@ -169,37 +153,6 @@ def printed_metrics(
     return {name: tuple(metrics) for name, metrics in found.items()}
 
 
-def _runs(
-    session: Session, experiments: Sequence[str], metrics: set[str], arms: Iterable[str] | None
-) -> dict[str, list[ComparedRun]]:
-    selected = tables.Result.experiment.in_(experiments) & tables.Result.is_selected
-    if arms is not None:
-        selected &= tables.Result.arm.in_(arms)
-    number = tables.Metric
-    query = select(number.result_id, number.metric, number.split, number.value, number.n)
-    numbers = defaultdict[int, dict[tuple[str, str], tuple[float, int | None]]](dict)
-    joined = query.join(tables.Result, tables.Result.id == number.result_id).where(selected, number.metric.in_(metrics))
-    for result_id, metric, split, value, n in session.execute(joined):
-        numbers[result_id][metric, split] = value, n
-    shown = *COST_COLUMNS.values(), *(f"latency_{name}" for name in _TIMING)
-    timed = select(tables.Cost.result_id, *(getattr(tables.Cost, name) for name in shown))
-    timed = timed.join(tables.Result, tables.Result.id == tables.Cost.result_id).where(selected)
-    costs = {row[0]: row for row in session.execute(timed)}
-
-    @cache  # thousands of runs were made by the same code at a few revisions
-    def read(kind: type, text: str | None) -> Any:
-        return tables.JSONOf(kind, or_none=kind is dict).process_result_value(text and parse_json(text), None)
-
-    found = defaultdict(list)
-    *names, changed_code, origin = (getattr(tables.Result, name) for name in ComparedRun._fields[:-2])
-    wanted = select(*names, cast(changed_code, Text), cast(origin, Text)).where(selected).order_by(tables.Result.id)
-    for *values, code, made in session.execute(wanted):
-        about = read(list, code), read(dict, made), numbers[values[0]], costs.get(values[0])
-        run = ComparedRun._make([*values, *about])
-        found[run.experiment].append(run)
-    return found
-
-
 _TAKES = {
     "min_error": "test errors of every epoch",
     "window_error": "validation and test errors of five epochs or more",
@@ -215,7 +168,7 @@ def t_interval(mean: float, std: float, n: int) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def values_of(results: Sequence[ComparedRun], metric: MetricInfo, facts: ComparisonRows) -> dict[int, float]:
+def values_of(results: Sequence[tables.Result], metric: MetricInfo, facts: ComparisonRows) -> dict[int, float]:
     """Values by replicate; for a metric of the arm as a whole, each fold's share of it."""
     if metric.of_arm:
         whole = _whole(results, metric, facts)
@@ -224,17 +177,18 @@ def values_of(results: Sequence[ComparedRun], metric: MetricInfo, facts: Compari
         costs = {result.replicate: getattr(result.cost, COST_COLUMNS[metric.name], None) for result in results}
         return {replicate: float(value) for replicate, value in costs.items() if value is not None}
     key = metric.name, metric.split
-    return {result.replicate: result.numbers[key][0] for result in results if key in result.numbers}
+    numbers = ((result.replicate, facts.numbers[result.id].get(key)) for result in results)
+    return {replicate: number[0] for replicate, number in numbers if number is not None}
 
 
-def _whole(results: Sequence[ComparedRun], metric: MetricInfo, facts: ComparisonRows) -> tables.ArmMetricRow | None:
+def _whole(results: Sequence[tables.Result], metric: MetricInfo, facts: ComparisonRows) -> tables.ArmMetricRow | None:
     if not results:
         return None
     first = results[0]
     return facts.wholes.get((metric.name, first.experiment, first.arm, first.profile, first.conditions))
 
 
-def estimate(results: Sequence[ComparedRun], metric: MetricInfo, facts: ComparisonRows) -> Estimate | None:
+def estimate(results: Sequence[tables.Result], metric: MetricInfo, facts: ComparisonRows) -> Estimate | None:
     """Estimate the metric of one arm from its `results` under equal conditions; None if none of them has it."""
     by_replicate = values_of(results, metric, facts)
     values, whole = list(by_replicate.values()), _whole(results, metric, facts) if metric.of_arm else None
@@ -244,7 +198,7 @@ def estimate(results: Sequence[ComparedRun], metric: MetricInfo, facts: Comparis
     n_test = std = low = high = population = None
     if metric.split is not None:  # numbers of test samples behind the values
         key = metric.name, metric.split
-        sizes = (result.test_images if metric.of_arm else result.numbers[key][1] for result in measured)
+        sizes = (result.test_images if metric.of_arm else facts.numbers[result.id][key][1] for result in measured)
         n_test = min((n for n in sizes if n is not None), default=None)
     if len(values) >= 2:
         std = stdev(values)
@@ -267,7 +221,7 @@ def estimate(results: Sequence[ComparedRun], metric: MetricInfo, facts: Comparis
     )
 
 
-def why_none(by_arm: Mapping[str, Sequence[ComparedRun]], arm: str, metric: MetricInfo, asked: str) -> str:
+def why_none(by_arm: Mapping[str, Sequence[tables.Result]], arm: str, metric: MetricInfo, asked: str) -> str:
     """Explain why an arm has no number of ours.  `by_arm` are all results shown, `asked` is the filter."""
     mine = by_arm.get(arm, ())
     if not by_arm:
@@ -307,7 +261,7 @@ class Question:
     metric: str | None = None
     provenance: Provenance | None = None
 
-    def fits(self, result: ComparedRun) -> bool:
+    def fits(self, result: tables.Result) -> bool:
         return self.profile in (None, result.profile) and self.provenance in (None, result.provenance)
 
     @property
@@ -376,7 +330,7 @@ def _compare_experiment(
     by_position = defaultdict(list)
     for result in facts.runs.get(experiment.name, []):
         by_position[result.group_position].append(result)
-    groups = [by_position[position] for position in sorted(by_position)]  # the strongest first
+    groups = list(by_position.values())  # the strongest first
     profiles = tuple(dict.fromkeys(group[0].profile for group in groups))
     fitting = [group for group in groups if asked.fits(group[0])]
     # A shortened run alone compares with nothing, so weaker conditions are shown if several models ran under them.
@@ -385,7 +339,8 @@ def _compare_experiment(
     group = next(several, next(iter(fitting), []))
     first = group[0] if group else None
     metric = next(
-        (item for item in metrics if any((item.name, item.split) in result.numbers for result in group)), metrics[0]
+        (item for item in metrics if any((item.name, item.split) in facts.numbers[result.id] for result in group)),
+        metrics[0],
     )
     shown = {result.arm for result in group} | {arm for _, name, arm in facts.claims if name == experiment.name}
     for (name, where, arm), claim in facts.gains.items():
@@ -436,12 +391,12 @@ class ArmTable:
     """Results of one experiment under equal conditions, by arm, to be compared with the paper's in one metric."""
 
     experiment: tables.ExperimentRow
-    results: Mapping[str, Sequence[ComparedRun]]
+    results: Mapping[str, Sequence[tables.Result]]
     facts: ComparisonRows
     metric: MetricInfo
     asked: str
 
-    def real(self, arm: str | None) -> list[ComparedRun]:
+    def real(self, arm: str | None) -> list[tables.Result]:
         """Return an arm's results on real data."""
         return [result for result in self.results.get(arm or "", ()) if result.provenance != "embedded"]
 
@@ -513,12 +468,12 @@ def _printed(claim: tables.Claim | None) -> Printed | None:
     return Printed(claim=claim.id, **{name: getattr(claim, name) for name in same})
 
 
-def _timed(results: Sequence[ComparedRun]) -> list[ComparedRun]:
+def _timed(results: Sequence[tables.Result]) -> list[tables.Result]:
     """Return the results with an inference time, because only one replicate of an arm is timed."""
     return [result for result in results if result.cost and result.cost.latency_seconds_per_sample is not None]
 
 
-def _stopwatch(result: ComparedRun, metric: MetricInfo) -> tuple[object, ...]:
+def _stopwatch(result: tables.Result, metric: MetricInfo) -> tuple[object, ...]:
     """Return the machine, published revision and timing method, which must be equal for two costs to be divided.
 
     Code that a run key leaves out because it changes no result can still change times.
@@ -529,7 +484,7 @@ def _stopwatch(result: ComparedRun, metric: MetricInfo) -> tuple[object, ...]:
     return (*made, *(getattr(cost, f"latency_{name}") for name in _TIMING))
 
 
-def _cost(mine: Sequence[ComparedRun], latency: Ratio | None, facts: ComparisonRows) -> CostSummary:
+def _cost(mine: Sequence[tables.Result], latency: Ratio | None, facts: ComparisonRows) -> CostSummary:
     counted = ("parameters", "flops_per_image", "train_seconds", "peak_memory_bytes", "inference_time")
     parameters, flops, train, memory, seconds = (
         list(values_of(mine, METRICS[name], facts).values()) for name in counted

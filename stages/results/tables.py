@@ -7,8 +7,6 @@ database's text collation.  The database is a build product of `record`: no migr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -29,7 +27,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, column_property, mapped_colu
 
 from stages.faults import Mistake
 from stages.results.estimates import Measured, mark_of
-from stages.verdicts import Status
+from stages.runs.evidence import Provenance
+from stages.verdicts import WORD_OF, Status, Word
 from stages.verdicts.kinds import KINDS, KindFacts
 
 
@@ -200,7 +199,7 @@ class Result(Base):
     changed_code: Mapped[list[Any]]
     equivalences: Mapped[list[Any]]
     profile: Mapped[str] = mapped_column(ForeignKey("profiles.name"))
-    provenance: Mapped[str]
+    provenance: Mapped[Provenance] = mapped_column(String)
     cut: Mapped[str]
     conditions: Mapped[str]
     group_position: Mapped[int | None]
@@ -376,27 +375,6 @@ class Claim(Base):
     @property
     def facts(self) -> KindFacts:
         return KINDS[self.kind]
-
-
-class Word(StrEnum):
-    """A verdict as a headline."""
-
-    HOLDS = "holds"
-    FAILS = "fails"
-    OPEN = "open"
-    NOT_TESTED = "not tested"
-
-
-ICONS: Mapping[Word, str] = {Word.HOLDS: "✓", Word.FAILS: "✗", Word.OPEN: "?", Word.NOT_TESTED: "○"}
-WORD_OF: Mapping[Status, Word] = {
-    **dict.fromkeys((Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS), Word.HOLDS),
-    **dict.fromkeys((Status.NOT_REPRODUCED, Status.REVERSED, Status.FAILS, Status.CONTRADICTED), Word.FAILS),
-    **dict.fromkeys((Status.HOLDS_UNDER_READING, Status.INCONCLUSIVE, Status.UNRESOLVED), Word.OPEN),
-    **dict.fromkeys((Status.UNDECIDABLE, Status.AGREES, Status.DISAGREES), Word.OPEN),
-    **dict.fromkeys((Status.SHOWN, Status.AS_PRINTED, Status.DEVIATES, Status.OTHER_HARDWARE), Word.NOT_TESTED),
-    Status.NOT_TESTED: Word.NOT_TESTED,
-}
-"""The word of each status.  A claim that depends on how it is read neither holds nor fails."""
 
 
 NOT_OF_SIZE = ("n_diverged", "p_value", "stderr", "size", "prediction", "spread", "share", "scope")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import scipy
@@ -13,13 +13,14 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from stages.results.claims import CLAIMS
-from stages.results.comparison import ComparedRun, ComparisonRows, load_facts, printed_metrics, values_of
+from stages.results.comparison import ComparisonRows, load_facts, printed_metrics, values_of
 from stages.results.database import UnknownArm, known_metrics, read_rules
 from stages.results.estimates import FIRST_METRICS, Measured, cut_of_each
-from stages.results.tables import ArmRow, Array, Claim, Dataset, ExperimentRow, VerdictRow
+from stages.results.tables import ArmRow, Array, Claim, Dataset, ExperimentRow, Result, VerdictRow
 from stages.rules import Rules
 from stages.runs.evidence import unpack_correct
 from stages.verdicts import (
+    ComparedArms,
     Design,
     EvidenceLevel,
     GainClaim,
@@ -35,7 +36,7 @@ from stages.verdicts.power import least_detected
 from stages.verdicts.value import Pairing
 
 Model = tuple[ExperimentRow, ArmRow]
-Runs = Sequence[ComparedRun]
+Runs = Sequence[Result]
 
 
 class SameModel(ValueError):
@@ -182,7 +183,7 @@ def _strongest(facts: ComparisonRows, models: Sequence[Model]) -> Runs:
     """Return the runs on real data under the strongest conditions that have all these models of one experiment."""
     arms = {arm.name for _, arm in models}
     runs = [run for run in facts.runs.get(models[0][0].name, ()) if run.arm in arms and run.provenance != "embedded"]
-    for position in sorted({run.group_position for run in runs}):
+    for position in dict.fromkeys(run.group_position for run in runs):
         group = [run for run in runs if run.group_position == position]
         if {run.arm for run in group} == arms:
             return group
@@ -193,7 +194,7 @@ def _cut(runs: Runs) -> str:
     return cut_of_each(runs[0].cut) if runs else ""
 
 
-def _decides(run: ComparedRun, rules: Rules) -> bool:
+def _decides(run: Result, rules: Rules) -> bool:
     level = evidence_level_of(profile=run.profile, provenance=run.provenance, share=0.0, rules=rules)
     return level is EvidenceLevel.DECIDES
 
@@ -241,8 +242,7 @@ def _judge(
         )
         samples.append(Sample(tuple(observations)))
     pairing = _pairing(one[0])
-    return judge_gain(
-        GainClaim(gain=1.0, margin=None, better="higher" if metric.better == "higher" else "lower"),
+    arms = ComparedArms(
         *samples,
         rules=rules,
         pairing=pairing,
@@ -250,6 +250,8 @@ def _judge(
         widening=max(lost) * differ,
         folds=one[0].protocol["split"]["folds"] if pairing == "fold" else None,
     )
+    better: Literal["higher", "lower"] = "higher" if metric.better == "higher" else "lower"
+    return judge_gain(GainClaim(gain=1.0, margin=None, better=better), arms)
 
 
 def _pairing(experiment: ExperimentRow) -> Pairing:

@@ -233,7 +233,7 @@ def _line_of(result: Result, dataset: str) -> ResultLine:
         data=DataUsed(
             dataset=dataset,
             digest=result.data_digest,
-            provenance=result.provenance,  # type: ignore[arg-type]  # one of three literals
+            provenance=result.provenance,
             train_images=result.train_images,
             test_images=result.test_images,
             excluded_test_images=result.excluded_test_images,

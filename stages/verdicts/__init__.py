@@ -17,7 +17,7 @@ from stages.verdicts.curves import (
     pseudo_values,
     window_error,
 )
-from stages.verdicts.difference import ComparableClaim, GainClaim, judge_comparable, judge_gain, judge_gap
+from stages.verdicts.difference import ComparableClaim, ComparedArms, GainClaim, judge_comparable, judge_gain, judge_gap
 from stages.verdicts.families import (
     PrintedOrder,
     TableSentence,
@@ -46,4 +46,14 @@ from stages.verdicts.others import (
 )
 from stages.verdicts.power import Design, Power, power_of_comparable, power_of_gain, power_of_value
 from stages.verdicts.value import ValueClaim, judge_side, judge_value
-from stages.verdicts.verdict import DuplicateObservation, Observation, Sample, Scope, Status, Verdict
+from stages.verdicts.verdict import (
+    ICONS,
+    WORD_OF,
+    DuplicateObservation,
+    Observation,
+    Sample,
+    Scope,
+    Status,
+    Verdict,
+    Word,
+)

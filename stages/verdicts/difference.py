@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import numpy as np
@@ -37,6 +37,7 @@ from stages.rules import Rules
 from stages.verdicts.grid_part import GridPart
 from stages.verdicts.intervals import (
     IntervalEstimate,
+    Looks,
     Numbers,
     by_margin,
     chance_below,
@@ -54,14 +55,13 @@ from stages.verdicts.value import (
     NO_SPREAD,
     MeanEstimate,
     Pairing,
-    Spread,
+    ValueClaim,
     at_last_look,
     decide_sign,
     explain,
     judge_equivalence,
     too_few,
     warn_of_skew,
-    with_prediction,
 )
 from stages.verdicts.verdict import Sample, Status, Verdict
 
@@ -109,63 +109,87 @@ def measure_gain(
     return MeanEstimate(mean=mean, s2=float(variance * n), df=float(df), n=n)
 
 
-def _pairing(pairing: Pairing, rules: Rules) -> Pairing:
-    return "fold" if rules.is_anytime else pairing
+@dataclass(frozen=True)
+class ComparedArms:
+    """Two arms, and how their replicates were planned.
+
+    `folds` is the number of folds if replicates are folds.  The last analysis is at `planned` replicates.  `widening`
+    is the largest change of the gain by left-out test rows.  `test_sets` is the variance of two draws of the test set
+    if ours isn't the paper's; it affects only the size of a gain.
+
+    If only part of a grid ran, the arms are means over the pairs of `part`, and the verdict covers these alone.
+    `pairs` are the numbers of the grid's pairs that ran and that are planned.
+    """
+
+    proposed: Sample
+    baseline: Sample
+    _: KW_ONLY
+    rules: Rules
+    pairing: Pairing
+    planned: int | None = None
+    folds: int | None = None
+    widening: float = 0.0
+    test_sets: float = 0.0
+    part: GridPart | None = None
+    pairs: tuple[int, int] = (1, 1)
+
+    @property
+    def looks(self) -> Looks:
+        return looks_of_plan(self.rules.looks, self.planned)
+
+    @property
+    def n_diverged(self) -> int:
+        return self.proposed.n_diverged + self.baseline.n_diverged
+
+    def measure(self, better: Literal["higher", "lower"]) -> tuple[ComparedArms, MeanEstimate] | Verdict:
+        """Return the arms at the last complete analysis, and their gain; a verdict if they allow no interval."""
+        pairing: Pairing = "fold" if self.rules.is_anytime else self.pairing
+        found = at_last_look(
+            self.proposed, self.baseline, analyses=self.rules.looks, planned=self.planned, pairing=pairing
+        )
+        if isinstance(found, Verdict):
+            return found
+        proposed, baseline = found
+        gain = measure_gain(proposed, baseline, better, pairing, is_anytime=self.rules.is_anytime)
+        return dataclasses.replace(self, proposed=proposed, baseline=baseline), gain
+
+    def explain(self, verdict: Verdict, compared: str) -> Verdict:
+        return explain(verdict, compared, self.proposed, self.baseline, looks=self.looks)
 
 
-def judge_gain(
-    claim: GainClaim,
-    proposed: Sample,
-    baseline: Sample,
-    *,
-    rules: Rules,
-    pairing: Pairing,
-    planned: int | None = None,
-    widening: float = 0.0,
-    test_sets: float = 0.0,
-    part: GridPart | None = None,
-    folds: int | None = None,
-    pairs: tuple[int, int] = (1, 1),
-) -> Verdict:
+def judge_gain(claim: GainClaim, arms: ComparedArms) -> Verdict:
     """Judge the sign and, inside that verdict, the size; not adjusted for other claims (`families`).
 
-    The size of a printed gain that is no larger than the margin is never `reproduced`.  If only part of a grid ran, the
-    arms are means over the pairs of `part`, and the verdict covers these alone.  `pairs` are the numbers of the grid's
-    pairs that ran and that are planned: its parts share the α of the sign, and only the whole grid decides the size.
-
-    The last analysis is at `planned` replicates.  `widening` is the largest change of the gain by left-out test rows.
-    `test_sets` is the variance of two draws of the test set if ours isn't the paper's; it affects only the size.
-    `folds` is the number of folds if replicates are folds.
+    The size of a printed gain that is no larger than the margin is never `reproduced`.  The pairs of a grid share the
+    α of the sign, and only the whole grid decides the size.
     """
-    looks, paired = looks_of_plan(rules.looks, planned), _pairing(pairing, rules)
-    arms = at_last_look(proposed, baseline, analyses=rules.looks, planned=planned, pairing=paired)
-    if isinstance(arms, Verdict):
-        return arms
-    ours, theirs = arms
-    n, gain = ours.n, measure_gain(ours, theirs, claim.better, paired, is_anytime=rules.is_anytime)
+    found = arms.measure(claim.better)
+    if isinstance(found, Verdict):
+        return found
+    (used, gain), part, rules = found, arms.part, arms.rules
+    n = used.proposed.n
     if part is not None and not part.is_sliced:
         return Verdict(status=Status.UNRESOLVED, explanation=part.describe(), estimate=gain.mean, n=n)
-    size = _judge_size(claim, gain, arms, rules=rules, planned=planned, widening=widening, test_sets=test_sets)
+    size = _judge_size(claim, gain, used)
     if size is not None and size.estimate is not None:
-        compared = f"Our gain {signed(gain.mean)} (n = {n}) − the paper's {signed(claim.gain)}"
-        size = explain(size, compared, proposed, baseline, looks=looks)
+        size = arms.explain(size, f"Our gain {signed(gain.mean)} (n = {n}) − the paper's {signed(claim.gain)}")
         size = size if part is None else _leave_open(size)
     # Diverged replicates must not make an arm come out better.
-    is_blocked = arms[0 if gain.mean > 0 else 1].n_diverged
+    is_blocked = (used.proposed if gain.mean > 0 else used.baseline).n_diverged
     sign = decide_sign(
         gain,
         ("better", "worse"),
         n=n,
-        n_diverged=sum(arm.n_diverged for arm in arms),
+        n_diverged=used.n_diverged,
         obstacle="some replicates of the model ahead have diverged" if is_blocked else "",
         rules=rules,
-        looks=looks_of_part(looks, *pairs),
+        looks=looks_of_part(arms.looks, *arms.pairs),
         is_positive_claimed=claim.gain > 0,
-        widening=widening,
+        widening=arms.widening,
     )
-    design = "pairs" if rules.is_anytime else "shared folds" if pairing == "fold" else "independent replicates"
-    sign = explain(sign, f"Gain of the proposed model (n = {n} {design})", proposed, baseline, looks=looks)
-    sign = with_assumptions(sign, gain, folds, widening, pairs=pairs[1])
+    design = "pairs" if rules.is_anytime else "shared folds" if arms.pairing == "fold" else "independent replicates"
+    sign = arms.explain(sign, f"Gain of the proposed model (n = {n} {design})")
+    sign = with_assumptions(sign, gain, arms)
     if part is not None:
         rest = "They may differ by any amount, so the whole grid isn't judged."
         said = f"{sign.explanation} {part.describe()} {rest}"
@@ -173,20 +197,18 @@ def judge_gain(
     return dataclasses.replace(sign, size=size, stderr=math.sqrt(gain.at(gain.n)[0]))
 
 
-def with_assumptions(
-    verdict: Verdict, gain: MeanEstimate, folds: int | None, widening: float, limit: float = 0.0, pairs: int = 1
-) -> Verdict:
+def with_assumptions(verdict: Verdict, gain: MeanEstimate, arms: ComparedArms, limit: float = 0.0) -> Verdict:
     """Say what the interval assumes: noise without skew, and the same training data, which folds share.
 
     Nadeau and Bengio (2003) account for shared training data: Var = s² (1/n + 1/(folds − 1)) instead of s²/n.
-    `limit` is the gain with which the verdict compares.  The mean of several `pairs` is hardly skewed, so it needs no
+    `limit` is the gain with which the verdict compares.  The mean of several pairs is hardly skewed, so it needs no
     warning.
     """
     unequal = " and the spreads of the two models differ by a factor of 3 or more"
-    said = warn_of_skew(verdict, limit, unequal) if pairs == 1 and not gain.is_anytime else ""
-    if folds is not None and gain.s2 and verdict.confidence is not None:
-        wider = math.sqrt(1 + gain.n / (folds - 1))
-        half = wider * float(gain.half(gain.n, (1 - verdict.confidence) / 2)) + widening
+    said = warn_of_skew(verdict, limit, unequal) if arms.pairs[1] == 1 and not gain.is_anytime else ""
+    if arms.folds is not None and gain.s2 and verdict.confidence is not None:
+        wider = math.sqrt(1 + gain.n / (arms.folds - 1))
+        half = wider * float(gain.half(gain.n, (1 - verdict.confidence) / 2)) + arms.widening
         corrected = with_interval(gain.mean, gain.mean - half, gain.mean + half, verdict.confidence, verdict.margin)
         said += f" This holds for these training data, which the folds share; allowing for others: {corrected}."
     return dataclasses.replace(verdict, explanation=verdict.explanation + said)
@@ -211,34 +233,14 @@ def _leave_open(size: Verdict) -> Verdict:
     )
 
 
-def judge_gap(
-    claim: GainClaim,
-    proposed: Sample,
-    baseline: Sample,
-    *,
-    rules: Rules,
-    pairing: Pairing,
-    planned: int | None = None,
-    widening: float = 0.0,
-    test_sets: float = 0.0,
-    folds: int | None = None,
-) -> Verdict:
+def judge_gap(claim: GainClaim, arms: ComparedArms) -> Verdict:
     """Judge a printed difference without a claimed order, such as a loss that the paper admits, by its size alone.
 
     Estimate, interval and p-value are those of our gain, as for a claimed gain; the verdict's `size` compares it with
     the paper's.
     """
-    gain = judge_gain(
-        claim,
-        proposed,
-        baseline,
-        rules=rules,
-        pairing=pairing,
-        planned=planned,
-        widening=widening,
-        test_sets=test_sets,
-    )
-    if gain.size is None:  # too few replicates for any interval
+    gain, found = judge_gain(claim, arms), arms.measure(claim.better)
+    if gain.size is None or isinstance(found, Verdict):  # too few replicates for any interval
         untested = gain.status is Status.NOT_TESTED
         return gain if untested else dataclasses.replace(gain, status=Status.INCONCLUSIVE)
     low, high, confidence = gain.low or 0.0, gain.high or 0.0, gain.confidence or 0.0
@@ -250,49 +252,27 @@ def judge_gap(
         replicates_expected=gain.size.replicates_expected,
         posterior=None,
     )
-    one, other = (arm.among(range(gain.n)) for arm in (proposed, baseline))
-    used = measure_gain(one, other, claim.better, _pairing(pairing, rules), is_anytime=rules.is_anytime)
-    return with_assumptions(verdict, used, folds, widening)
+    return with_assumptions(verdict, found[1], arms)
 
 
-def _judge_size(
-    claim: GainClaim,
-    gain: MeanEstimate,
-    arms: tuple[Sample, ...],
-    *,
-    rules: Rules,
-    planned: int | None,
-    widening: float,
-    test_sets: float,
-) -> Verdict | None:
+def _judge_size(claim: GainClaim, gain: MeanEstimate, arms: ComparedArms) -> Verdict | None:
     if claim.margin is None:
         return None
-    numbers = looks_of_numbers(rules, is_error_printed=claim.stderr is not None)
-    looks, n = looks_of_plan(numbers, planned), arms[0].n
+    numbers = looks_of_numbers(arms.rules, is_error_printed=claim.stderr is not None)
+    looks, n = looks_of_plan(numbers, arms.planned), arms.proposed.n
     if n not in looks:
-        return too_few(range(n), min(numbers), Status.INCONCLUSIVE, planned)
-    spread = Spread(
-        s2=gain.s2,
-        df=gain.df,
-        n=gain.n,
-        stderr=claim.stderr,
-        paper_n=claim.n,
-        test_sets=test_sets,
-        slope=claim.slope,
-        is_anytime=rules.is_anytime,
-    )
-    verdict = judge_equivalence(
-        gain.mean - claim.gain,
-        spread,
-        claim.margin,
+        return too_few(range(n), min(numbers), Status.INCONCLUSIVE, arms.planned)
+    return judge_equivalence(
+        gain,
+        ValueClaim(value=claim.gain, margin=claim.margin, stderr=claim.stderr, n=claim.n, slope=claim.slope),
         n=n,
-        n_diverged=sum(arm.n_diverged for arm in arms),
-        rules=rules,
+        n_diverged=arms.n_diverged,
+        rules=arms.rules,
         looks=looks,
-        widening=widening,
+        widening=arms.widening,
+        test_sets=arms.test_sets,
         size=abs(claim.gain),
     )
-    return with_prediction(verdict, gain.mean, claim.gain, spread, rules, widening)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,24 +292,13 @@ class ComparableClaim:
         return max(self.margin, self.accepted or 0.0)
 
 
-def judge_comparable(
-    claim: ComparableClaim,
-    proposed: Sample,
-    baseline: Sample,
-    *,
-    rules: Rules,
-    pairing: Pairing,
-    planned: int | None = None,
-    widening: float = 0.0,
-    folds: int | None = None,
-) -> Verdict:
-    """Judge whether `proposed` is no worse than `baseline`; other arguments are as in `judge_gain`."""
-    looks, paired = looks_of_plan(rules.looks, planned), _pairing(pairing, rules)
-    arms = at_last_look(proposed, baseline, analyses=rules.looks, planned=planned, pairing=paired)
-    if isinstance(arms, Verdict):
-        return arms
-    ours, theirs = arms
-    n, gain = ours.n, measure_gain(ours, theirs, claim.better, paired, is_anytime=rules.is_anytime)
+def judge_comparable(claim: ComparableClaim, arms: ComparedArms) -> Verdict:
+    """Judge whether the proposed arm is no worse than the baseline."""
+    found = arms.measure(claim.better)
+    if isinstance(found, Verdict):
+        return found
+    (used, gain), rules, looks, widening = found, arms.rules, arms.looks, arms.widening
+    n = used.proposed.n
     within, outside = (level(looks, n, alpha) for alpha in (rules.alpha_within, rules.alpha_outside / 2))
     halves = [float(gain.half(gain.n, alpha)) + widening for alpha in (within, outside)]
     lower, upper = gain.mean - halves[0], gain.mean + halves[1]
@@ -351,7 +320,7 @@ def judge_comparable(
             status, reason = Status.REVERSED, f"worse than by the margin{own}"
         else:
             return Status.UNRESOLVED, f"neither above {limit} nor below it"
-        if arms[1 if status is Status.REVERSED else 0].n_diverged:
+        if (used.baseline if status is Status.REVERSED else used.proposed).n_diverged:
             return Status.UNRESOLVED, "the model that it speaks for has diverged replicates"
         return status, reason
 
@@ -361,8 +330,8 @@ def judge_comparable(
         return np.greater(lower, -claim.widest) | np.less(upper, -claim.widest)
 
     status, reason = decide(claim.margin)
-    n_diverged, expected = sum(arm.n_diverged for arm in arms), None
-    if status is Status.UNRESOLVED and gain.s2 and not n_diverged:
+    expected = None
+    if status is Status.UNRESOLVED and gain.s2 and not used.n_diverged:
         expected = expected_replicates(decides, n, looks)
     half, alpha = (halves[1], outside) if status is Status.REVERSED else (halves[0], within)
     variance, df = gain.at(gain.n)
@@ -373,11 +342,11 @@ def judge_comparable(
         **interval._asdict(),
         margin=claim.margin,
         n=n,
-        n_diverged=n_diverged,
+        n_diverged=used.n_diverged,
         replicates_expected=expected,
         by_margin=by_margin([-lower, -upper], lambda margin: decide(margin)[0]),
         posterior=chance_below((gain.mean - widening + claim.margin) / math.sqrt(variance), df) if gain.s2 else None,
     )
-    verdict = explain(verdict, f"Gain of the proposed model (n = {n})", proposed, baseline, looks=looks)
+    verdict = arms.explain(verdict, f"Gain of the proposed model (n = {n})")
     limit = -claim.margin if status is Status.SUPPORTED else -claim.widest
-    return with_assumptions(verdict, gain, folds, widening, limit)
+    return with_assumptions(verdict, gain, arms, limit)

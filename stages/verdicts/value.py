@@ -183,63 +183,67 @@ def judge_value(
     if isinstance(found, Verdict):
         return found
     (used,) = found
-    mean, s2, ran = fmean(used.values), float(variance_of(np.array(used.values))), len(used.values)
-    spread = Spread(
-        s2=s2,
-        df=ran - 1,
-        n=ran,
-        stderr=claim.stderr,
-        paper_n=claim.n,
-        test_sets=test_sets,
-        slope=claim.slope,
-        is_anytime=rules.is_anytime,
-    )
+    s2, ran = float(variance_of(np.array(used.values))), len(used.values)
+    mean = MeanEstimate(mean=fmean(used.values), s2=s2, df=ran - 1, n=ran, is_anytime=rules.is_anytime)
     verdict = judge_equivalence(
-        mean - claim.value,
-        spread,
-        claim.margin,
+        mean,
+        claim,
         n=used.n,
         n_diverged=used.n_diverged,
         rules=rules,
         looks=looks,
         widening=widening,
+        test_sets=test_sets,
         size=size,
         as_large=as_large,
         may_be_exact=may_be_exact,
-        spread_at=None if s2_at is None else lambda margin: dataclasses.replace(spread, s2=s2_at(margin)),
+        s2_at=s2_at,
     )
-    verdict = with_prediction(verdict, mean, claim.value, spread, rules, widening)
-    ours = f"Ours {mean:.4g} (n = {used.n}, s = {s2**0.5:.2g}) − {claim.wording} {claim.value:.4g}"
+    ours = f"Ours {mean.mean:.4g} (n = {used.n}, s = {s2**0.5:.2g}) − {claim.wording} {claim.value:.4g}"
     return explain(verdict, ours, sample, looks=looks)
 
 
 def judge_equivalence(
-    difference: float,
-    spread: Spread,
-    margin: float,
+    ours: MeanEstimate,
+    claim: ValueClaim,
     *,
     n: int,
     n_diverged: int,
     rules: Rules,
     looks: Looks,
-    widening: float = 0.0,
-    size: float = math.inf,
+    widening: float,
+    test_sets: float,
+    size: float,
     as_large: str = AS_LARGE,
     may_be_exact: bool = False,
-    spread_at: Callable[[float], Spread] | None = None,
+    s2_at: Callable[[float], float] | None = None,
 ) -> Verdict:
-    """Test whether `difference` is zero within a margin.  The explanation omits the numbers compared.
+    """Test whether our mean or gain is the printed one within the margin, and predict a rerun of the paper.
+
+    The explanation omits the numbers compared.  `n` replicates were judged; other arguments are as in `judge_value`.
 
     If the margin is as large as the printed `size`, even a gain of zero would count as equal to the printed one, so
     the verdict can only be `not reproduced` or `undecidable`; `as_large` is the reason that it gives.  With
     `may_be_exact`, identical replicates are a number without error, such as bytes of memory; otherwise their spread is
-    unknown.  `spread_at` gives the spread at another margin, if it depends on the margin.
+    unknown.
     """
+    difference, margin = ours.mean - claim.value, claim.margin
+    spread = Spread(
+        s2=ours.s2,
+        df=ours.df,
+        n=ours.n,
+        stderr=claim.stderr,
+        paper_n=claim.n,
+        test_sets=test_sets,
+        slope=claim.slope,
+        is_anytime=ours.is_anytime,
+    )
     inner_level, outer_level = level(looks, n, rules.alpha_within), level(looks, n, rules.alpha_outside / 2)
     side = 1.0 if difference > 0 else -1.0
 
     def half(by: float, replicates: Numbers, alpha: Numbers, end: float) -> Numbers:
-        return (spread if spread_at is None or by == margin else spread_at(by)).half(replicates, alpha, end) + widening
+        there = spread if s2_at is None or by == margin else dataclasses.replace(spread, s2=s2_at(by))
+        return there.half(replicates, alpha, end) + widening
 
     def farthest(by: float, replicates: Numbers, alpha: Numbers) -> Numbers:
         return np.maximum(*(end * difference + half(by, replicates, alpha, end) for end in (1.0, -1.0)))
@@ -278,7 +282,7 @@ def judge_equivalence(
             is_certain = half(margin, NEVER, alpha, side) < 1e-5 * half(margin, spread.n, alpha, side)
             for replicates, share in ((spread.n, looks[n]), (NEVER, last))[: 1 if is_certain else 2]:
                 rising = partial(beyond, reach, float(replicates), alpha * share)
-                yield margin - rising(margin) if spread_at is None else root(rising, margin)
+                yield margin - rising(margin) if s2_at is None else root(rising, margin)
         yield size
 
     status, reason = judge(margin)
@@ -290,7 +294,7 @@ def judge_equivalence(
     alpha = outer_level if is_off else inner_level
     below, above = (half(margin, spread.n, alpha, side if is_off else end) for end in (-1.0, 1.0))
     interval = IntervalEstimate(difference, float(difference - below), float(difference + above), 1 - 2 * alpha)
-    return Verdict(
+    verdict = Verdict(
         status=status,
         explanation=f"{with_interval(*interval, margin)}: {reason}",
         **interval._asdict(),
@@ -302,6 +306,7 @@ def judge_equivalence(
         by_margin=by_margin(flips(), lambda by: judge(by)[0]),
         posterior=chance_within(difference, margin, *spread.at(spread.n), widening) if spread.s2 else None,
     )
+    return with_prediction(verdict, ours.mean, claim.value, spread, rules, widening)
 
 
 def with_prediction(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
@@ -31,6 +31,27 @@ class Status(StrEnum):
     DISAGREES = "indicative: disagrees"
     OTHER_HARDWARE = "not tested (hardware)"
     NOT_TESTED = "not tested"
+
+
+class Word(StrEnum):
+    """A verdict as a headline."""
+
+    HOLDS = "holds"
+    FAILS = "fails"
+    OPEN = "open"
+    NOT_TESTED = "not tested"
+
+
+ICONS: Mapping[Word, str] = {Word.HOLDS: "✓", Word.FAILS: "✗", Word.OPEN: "?", Word.NOT_TESTED: "○"}
+WORD_OF: Mapping[Status, Word] = {
+    **dict.fromkeys((Status.REPRODUCED, Status.SUPPORTED, Status.HOLDS), Word.HOLDS),
+    **dict.fromkeys((Status.NOT_REPRODUCED, Status.REVERSED, Status.FAILS, Status.CONTRADICTED), Word.FAILS),
+    **dict.fromkeys((Status.HOLDS_UNDER_READING, Status.INCONCLUSIVE, Status.UNRESOLVED), Word.OPEN),
+    **dict.fromkeys((Status.UNDECIDABLE, Status.AGREES, Status.DISAGREES), Word.OPEN),
+    **dict.fromkeys((Status.SHOWN, Status.AS_PRINTED, Status.DEVIATES, Status.OTHER_HARDWARE), Word.NOT_TESTED),
+    Status.NOT_TESTED: Word.NOT_TESTED,
+}
+"""The word of each status.  A claim that depends on how it is read neither holds nor fails."""
 
 
 class DuplicateObservation(ValueError):

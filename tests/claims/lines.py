@@ -3,11 +3,14 @@
 import dataclasses
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from sqlalchemy.orm import Session
 
 from stages.claims import ClaimLine, Facts, Judgement, Trial, gather, judge_claims, read_claims
 from stages.datasets.manifest import all_files, judge_provenance
@@ -15,8 +18,10 @@ from stages.datasets.mirror import MirrorInfo, describe_file
 from stages.datasets.prepare import READERS
 from stages.datasets.sources import compose_manifest
 from stages.datasets.verified import Digests
-from stages.params.experiment import Params, load_params, plan_runs
+from stages.params.experiment import Params, RunName, load_params, plan_runs
+from stages.recording.builder import record
 from stages.recording.sources import lab_seeds
+from stages.results import open_results
 from stages.run import RunSpec, environment_digest
 from stages.runs.evidence import (
     CostLine,
@@ -36,7 +41,7 @@ from stages.verdicts import TableSentence
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 360.0
-ORIGIN = Origin(revision="1" * 40, dirty=False, published="2026-01-01", versions={})
+ORIGIN = Origin(revision="0" * 40, dirty=False, published="2026-01-01", versions={"torch": "2.15.0"})
 Values = Sequence[float | None]
 
 
@@ -141,6 +146,14 @@ def results(
     source = known.datasets[plan.dataset]
     facts = {"device": "cuda:0", "device_name": "NVIDIA H100", "machine": environment}
     every_seed = dataclasses.replace(known.profiles[profile], replicates=None)
+    data = DataUsed(
+        dataset=plan.dataset,
+        digest=provenance,
+        provenance=provenance,
+        train_images=source.train,
+        test_images=source.test - excluded,
+        excluded_test_images=excluded,
+    )
     lines = []
     for run in plan_runs(plan, every_seed, source, every_role=True):
         if run.name.replicate >= len(values.get(run.name.arm, ())):
@@ -152,32 +165,46 @@ def results(
         last = 0.5 if value is None or not 0 <= value <= 1 else 1 - value
         errors = curves[run.name.arm][run.name.replicate] if curves else [last]
         lines.append(
-            ResultLine(
-                experiment=experiment,
-                arm=run.name.arm,
-                replicate=run.name.replicate,
-                run_key=spec.run_key,
+            line_of(
+                run.name,
+                spec,
+                data,
+                facts,
                 profile=profile,
-                cut="",
-                status="diverged" if value is None else "finished",
-                spec=spec.to_dict(),
-                data=DataUsed(
-                    dataset=plan.dataset,
-                    digest=provenance,
-                    provenance=provenance,
-                    train_images=source.train,
-                    test_images=source.test - excluded,
-                    excluded_test_images=excluded,
-                ),
-                environment_digest=environment_digest(facts),
-                environment=facts,
-                metrics=() if value is None else _metrics(metric, value, source.test - excluded),
-                curves=tuple(_row(number, error, source.kind) for number, error in enumerate(errors, start=1)),
-                weights_sha256=None if value is None else "0" * 64,
                 divergence=Divergence(step=9, last_finite_step=8, last_finite_loss=None) if value is None else None,
+                curves=tuple(_row(number, error, source.kind) for number, error in enumerate(errors, start=1)),
+                metrics=() if value is None else _metrics(metric, value, data.test_images),
+                weights_sha256="0" * 64,
             )
         )
     return lines
+
+
+def line_of(
+    name: RunName,
+    spec: RunSpec,
+    data: DataUsed,
+    environment: Mapping[str, str],
+    *,
+    divergence: Divergence | None,
+    metrics: tuple[Measurement, ...],
+    weights_sha256: str,
+    **more: Any,
+) -> ResultLine:
+    """Return a run's line; a diverged run has neither metrics nor weights."""
+    return ResultLine(
+        **name._asdict(),
+        run_key=spec.run_key,
+        status="diverged" if divergence else "finished",
+        spec=spec.to_dict(),
+        data=data,
+        environment_digest=environment_digest(environment),
+        environment=environment,
+        metrics=() if divergence else metrics,
+        weights_sha256=None if divergence else weights_sha256,
+        divergence=divergence,
+        **{"cut": ""} | more,
+    )
 
 
 def _metrics(metric: str, value: float, n: int) -> tuple[Measurement, ...]:
@@ -202,19 +229,31 @@ def _row(epoch: int, error: float, kind: str) -> EpochRow:
     )
 
 
-def cost(line: ResultLine) -> CostLine:
+def cost(line: ResultLine, *, train_seconds: float = SECONDS, **more: Any) -> CostLine:
+    measured = {"samples_per_second": 1.0, "peak_memory_bytes": 2**30, "energy_joules": 700_000.0}
+    same = ("experiment", "arm", "replicate", "run_key", "environment_digest")
     return CostLine(
-        experiment=line.experiment,
-        arm=line.arm,
-        replicate=line.replicate,
-        run_key=line.run_key,
-        environment_digest=line.environment_digest,
-        train_seconds=SECONDS,
-        epoch_seconds=tuple(SECONDS / len(line.curves) for _ in line.curves),
-        samples_per_second=1.0,
-        peak_memory_bytes=2**30,
-        energy_joules=700_000.0,
+        **{name: getattr(line, name) for name in same},
+        train_seconds=train_seconds,
+        epoch_seconds=tuple(train_seconds / len(line.curves) for _ in line.curves),
+        **measured | more,
     )
+
+
+def evaluate(root: Path, lines: Sequence[ResultLine], costs: Sequence[CostLine] = ()) -> None:
+    """Write local results of one experiment, with default costs unless `costs` are given."""
+    folder = root / "data" / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{lines[0].experiment}.jsonl").write_bytes(write_lines(lines))
+    (folder / f"{lines[0].experiment}.cost.jsonl").write_bytes(write_lines(costs or list(map(cost, lines))))
+
+
+@contextmanager
+def recorded(root: Path) -> Iterator[Session]:
+    """Record a project, and open a session on its database."""
+    record(root, "data/results.db")
+    with open_results(str(root / "data" / "results.db"))() as session:
+        yield session
 
 
 def trials(lines: Sequence[ResultLine], *, is_evidence: bool = False, follows_plan: bool = True) -> list[Trial]:

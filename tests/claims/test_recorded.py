@@ -30,21 +30,12 @@ from stages.results import (
     tally,
 )
 from stages.results.claims import AGAINST_THE_PAPER
-from stages.runs.evidence import ResultLine, write_lines
 from stages.verdicts import Status
 from stages.verdicts.kinds import KINDS
-from tests.claims.lines import as_evaluated, claims, copy_project, cost, params, publish, results
+from tests.claims.lines import as_evaluated, claims, copy_project, evaluate, params, publish, recorded, results
 from tests.claims.test_trained import MNIST
 
 VIT, LEAD = "ninformer.table2.mnist.vit", "ninformer.rank.mnist.ninformer"
-
-
-def keep(root: Path, given: list[ResultLine]) -> None:
-    lines = [as_evaluated(line) for line in given]
-    folder = root / "data" / "results"
-    folder.mkdir(exist_ok=True)
-    (folder / f"{lines[0].experiment}.jsonl").write_bytes(write_lines(lines))
-    (folder / f"{lines[0].experiment}.cost.jsonl").write_bytes(write_lines([cost(line) for line in lines]))
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +45,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy_project(root)
     published = results("ninformer-mnist", MNIST)
     publish(root, published)
-    keep(root, results("ninformer-mnist", {arm: [0.5] * 5 for arm in MNIST}, environment="later"))
+    later = results("ninformer-mnist", {arm: [0.5] * 5 for arm in MNIST}, environment="later")
     smoke = {"vit": [0.7561], "hyperbf": [0.7512]}
-    keep(root, results("hyperbf-cifar10", smoke, metric="best_epoch_accuracy", profile="smoke", provenance="embedded"))
+    hyperbf = results("hyperbf-cifar10", smoke, metric="best_epoch_accuracy", profile="smoke", provenance="embedded")
+    for lines in (later, hyperbf):
+        evaluate(root, [*map(as_evaluated, lines)])
     record(root, "data/results.db")
     return root
 
@@ -134,8 +127,7 @@ def write_findings(root: Path, claims: Sequence[str], error: str | None) -> None
 def test_error_in_several_places_counts_once(root: Path, tmp_path: Path, error: str | None, counted: int) -> None:
     other = smaller(root, tmp_path / "root")
     write_findings(other, TIMES, error)
-    record(other, "data/results.db")
-    with open_results(str(other / "data" / "results.db"))() as session:
+    with recorded(other) as session:
         (ours,) = [row for row in tally(session, ClaimFilter(paper="ninformer")) if row.claims]
         same_error = find_judged(session, TIMES[1]).same_error
         decidable = [row for row in list_judged(session, ClaimFilter(paper="ninformer")) if row.verdict.is_decidable]
@@ -157,8 +149,7 @@ def test_consistent_numbers_wait_for_training(root: Path, tmp_path: Path) -> Non
     finding = {"computed": {}, "explanation": "Computed.", "readings": readings}
     lines = [{**finding, "claim": claim, "paper": "nmn"} for claim in ("nmn.gpt.memory", "nmn.theory.uat")]
     (other / "data" / "findings.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
-    record(other, "data/results.db")
-    with open_results(str(other / "data" / "results.db"))() as session:
+    with recorded(other) as session:
         memory, theorem = (session.get_one(VerdictRow, line["claim"]) for line in lines)
         shown = session.get_one(Claim, "nmn.gpt.memory").finding
     assert memory.status == "not tested"
@@ -181,8 +172,7 @@ def test_changed_rule_changes_the_digest_and_the_verdict(root: Path, tmp_path: P
     index = yaml.safe_load((other / "params.yaml").read_text(encoding="utf-8"))
     index["verdicts"]["margins"]["error_share"] = 0.001
     (other / "params.yaml").write_text(yaml.safe_dump(index), encoding="utf-8")
-    record(other, "data/results.db")
-    with open_results(str(other / "data" / "results.db"))() as session:
+    with recorded(other) as session:
         claim = session.get_one(VerdictRow, VIT)
     assert claim.rules != params().verdicts.digest()
     assert claim.status == "undecidable at this margin", "margin: the printed rounding; the paper ran once"
@@ -192,8 +182,7 @@ def test_result_of_a_changed_protocol_decides_nothing(root: Path, tmp_path: Path
     other = smaller(root, tmp_path / "root")
     path = other / "params" / "ninformer-cifar10.yaml"  # MNIST's inherits from it
     path.write_text(path.read_text(encoding="utf-8").replace("lr: 0.001", "lr: 0.01"), encoding="utf-8")
-    record(other, "data/results.db")
-    with open_results(str(other / "data" / "results.db"))() as session:
+    with recorded(other) as session:
         assert session.get_one(VerdictRow, VIT).status == "not tested"
         assert session.get_one(VerdictRow, LEAD).status == "indicative: agrees"
 
@@ -204,8 +193,7 @@ def test_verdicts_and_comparison_use_the_same_results(tmp_path: Path) -> None:
     broad = results("ninformer-mnist", {arm: values[:3] for arm, values in MNIST.items()}, epochs=40)
     deep = results("ninformer-mnist", {arm: MNIST[arm][:4] for arm in ("local-vit", "ninformer")}, epochs=50)
     publish(tmp_path, [*deep, *broad])
-    record(tmp_path, "data/results.db")
-    with open_results(str(tmp_path / "data" / "results.db"))() as session:
+    with recorded(tmp_path) as session:
         positions = {run.spec["protocol"]["epochs"]: run.group_position for run in session.scalars(select(Result))}
         assert positions == {40: 0, 50: 1}
         (shown,) = compare(session, Question(dataset="mnist", paper="ninformer"))
@@ -251,6 +239,5 @@ def test_each_lab_is_judged_alone_and_none_changes_our_verdict(tmp_path: Path) -
 
 
 def find_all(root: Path) -> dict[str, tuple[str, float | None, float | None, int]]:
-    record(root, "data/results.db")
-    with open_results(str(root / "data" / "results.db"))() as session:
+    with recorded(root) as session:
         return {row.claim: (row.status, row.low, row.high, row.n) for row in session.scalars(select(VerdictRow))}

@@ -15,7 +15,7 @@ import yaml
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import dump_checkpoint
 from stages.papers import build_model
-from stages.params.experiment import ExperimentParams, describe_cut, load_params, plan_runs
+from stages.params.experiment import ExperimentParams, PlannedRun, describe_cut, load_params, plan_runs
 from stages.run import ModelSpec, RunSpec, environment_digest
 from stages.runs.evidence import (
     CostLine,
@@ -24,7 +24,6 @@ from stages.runs.evidence import (
     EpochRow,
     EvidenceLine,
     Measurement,
-    Origin,
     ResultLine,
     pack_confusion,
     pack_correct,
@@ -33,6 +32,7 @@ from stages.runs.evidence import (
     write_lines,
 )
 from stages.runs.fingerprint import training_code
+from tests.claims.lines import ORIGIN, cost, evaluate, line_of
 from tests.project import pack_stand_in, whole_file
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -146,7 +146,7 @@ def add_results(
         fingerprint = training_code(source.kind, spec.model.path, spec.protocol.optimizer.name)
         spec = dataclasses.replace(spec, data_digest=digest, code={**fingerprint, **(code or {})})
         is_diverged = diverged == (arm, replicate)
-        weights = None if is_diverged else _write_weights(root, experiment, arm, spec, replicate)
+        weights = "" if is_diverged else _write_weights(root, experiment, arm, spec, replicate)
         data = DataUsed(
             dataset=experiment.dataset,
             digest=digest,
@@ -154,9 +154,14 @@ def add_results(
             train_images=source.train,
             test_images=64 if provenance == "embedded" else source.test,
         )
-        results.append(_result_line(experiment, planned, spec, data, profile_name, cut, weights, is_diverged))
+        results.append(_result_line(planned, spec, data, profile_name, cut, weights, is_diverged=is_diverged))
         costs.append(_cost_line(results[-1]))
-    _write(root, name, results, costs, published)
+    if published is None:
+        evaluate(root, results, costs)
+        return results
+    (root / "data" / "evidence").mkdir(parents=True, exist_ok=True)
+    with (root / "data" / "evidence" / f"{name}.jsonl").open("ab") as file:
+        file.write(write_lines(as_published(*both, published) for both in zip(results, costs, strict=True)))
     return results
 
 
@@ -189,12 +194,14 @@ def classes_of(experiment: str) -> int:
     return 100 if "cifar100" in experiment else 10
 
 
-def _result_line(experiment, planned, spec, data, profile, cut, weights, is_diverged) -> ResultLine:
+def _result_line(
+    planned: PlannedRun, spec: RunSpec, data: DataUsed, profile: str, cut: str, weights: str, *, is_diverged: bool
+) -> ResultLine:
     reach = {"paper": 1.0, "quick": 0.62, "smoke": 0.05}[profile]
-    final = reach * PAPER_ACCURACY[experiment.name][planned.name.arm] + 0.003 * planned.name.replicate - 0.002
+    final = reach * PAPER_ACCURACY[planned.name.experiment][planned.name.arm] + 0.003 * planned.name.replicate - 0.002
     correct = np.arange(data.test_images) < round(final * data.test_images)
     accuracy, epochs = float(correct.mean()), spec.protocol.epochs
-    classes = classes_of(experiment.name)
+    classes = classes_of(planned.name.experiment)
     confusion = np.diag(np.full(classes, correct.sum() // classes))
     confusion[0, 0] += correct.sum() % classes
     confusion[0, 1] = len(correct) - correct.sum()
@@ -219,19 +226,14 @@ def _result_line(experiment, planned, spec, data, profile, cut, weights, is_dive
         Measurement(metric="flops_per_image", split="none", value=2.85e8),
         Measurement(metric="parameters", split="none", value=2_143_588.0),
     )
-    return ResultLine(
-        experiment=experiment.name,
-        arm=planned.name.arm,
-        replicate=planned.name.replicate,
-        run_key=spec.run_key,
+    return line_of(
+        planned.name,
+        spec,
+        data,
+        ENVIRONMENT,
         profile=profile,
         cut=cut,
-        status="diverged" if is_diverged else "finished",
-        spec=spec.to_dict(),
-        data=data,
-        environment_digest=environment_digest(ENVIRONMENT),
-        environment=ENVIRONMENT,
-        metrics=() if is_diverged else metrics,
+        metrics=metrics,
         curves=curves[:1] if is_diverged else curves,
         weights_sha256=weights,
         correct=None if is_diverged else pack_correct(correct),
@@ -274,33 +276,14 @@ def _cost_line(line: ResultLine) -> CostLine:
         "latency_device": "Some CPU",
         "latency_threads": 2,
     }
-    return CostLine(
-        experiment=line.experiment,
-        arm=line.arm,
-        replicate=line.replicate,
-        run_key=line.run_key,
-        environment_digest=line.environment_digest,
+    return cost(
+        line,
         train_seconds=842.5,
-        epoch_seconds=tuple(842.5 / len(line.curves) for _ in line.curves),
         samples_per_second=333.0,
         peak_memory_bytes=3_221_225_472,
+        energy_joules=None,
         **(timed if line.replicate == 0 else {}),
     )
-
-
-def _write(root: Path, name: str, results: list[ResultLine], costs: list[CostLine], published: str | None) -> None:
-    if published is None:
-        folder = root / "data" / "results"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.jsonl").write_bytes(write_lines(results))
-        (folder / f"{name}.cost.jsonl").write_bytes(write_lines(costs))
-        return
-    origin = Origin(revision="0" * 40, dirty=False, published=published, versions={"torch": "2.15.0"})
-    lines = [EvidenceLine(result=result, cost=cost, origin=origin) for result, cost in zip(results, costs, strict=True)]
-    folder = root / "data" / "evidence"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.jsonl").open("ab") as file:
-        file.write(write_lines(lines))
 
 
 def as_published(line: ResultLine, cost: CostLine, published: str, *, machine: str | None = None) -> EvidenceLine:
@@ -310,5 +293,4 @@ def as_published(line: ResultLine, cost: CostLine, published: str, *, machine: s
         digest = environment_digest(environment)
         line = dataclasses.replace(line, environment=environment, environment_digest=digest)
         cost = dataclasses.replace(cost, environment_digest=digest)
-    origin = Origin(revision="1" * 40, dirty=False, published=published, versions={})
-    return EvidenceLine(result=line, cost=cost, origin=origin)
+    return EvidenceLine(result=line, cost=cost, origin=dataclasses.replace(ORIGIN, published=published))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stages.verdicts import (
     ComparableClaim,
+    ComparedArms,
     GainClaim,
     Sample,
     Status,
@@ -72,9 +73,9 @@ def test_gain_size_flips_as_predicted(ours: list[float], theirs: list[float], ga
     def judge(by: float) -> Verdict:
         claim = GainClaim(gain=gain, margin=by, better="higher")
         arms = Sample.of(ours), Sample.of(theirs)
-        size = judge_gain(claim, *arms, rules=RULES, pairing="none", planned=5).size
+        size = judge_gain(claim, ComparedArms(*arms, rules=RULES, pairing="none", planned=5)).size
         assert size is not None
-        assert judge_gap(claim, *arms, rules=RULES, pairing="none", planned=5).size == size
+        assert judge_gap(claim, ComparedArms(*arms, rules=RULES, pairing="none", planned=5)).size == size
         return size
 
     verdict = assert_says_what_it_would_say(judge, margin)
@@ -89,7 +90,9 @@ def test_comparable_arms_flip_as_predicted(
     def judge(by: float) -> Verdict:
         claim = ComparableClaim(margin=by, better="higher", accepted=accepted)
         proposed = Sample.of([*ours[:4], None if diverges else ours[4]])
-        return judge_comparable(claim, proposed, Sample.of(theirs), rules=RULES, pairing="none", planned=5)
+        return judge_comparable(
+            claim, ComparedArms(proposed, Sample.of(theirs), rules=RULES, pairing="none", planned=5)
+        )
 
     assert_says_what_it_would_say(judge, margin)
 
@@ -147,7 +150,8 @@ def test_chance_of_an_order_is_one_minus_its_one_sided_p_value(ours: list[float]
     arms = Sample.of(ours), Sample.of(theirs)
     up, down = (
         judge_gain(
-            GainClaim(gain=gain, margin=None, better="higher"), *arms, rules=RULES, pairing="fold", planned=5
+            GainClaim(gain=gain, margin=None, better="higher"),
+            ComparedArms(*arms, rules=RULES, pairing="fold", planned=5),
         ).posterior
         for gain in (1.0, -1.0)
     )

@@ -9,6 +9,7 @@ from scipy import stats
 
 from stages.verdicts import (
     ComparableClaim,
+    ComparedArms,
     GainClaim,
     Observation,
     Sample,
@@ -29,7 +30,9 @@ samples = st.lists(values, min_size=5, max_size=5, unique=True)
 
 
 def judge(claim: GainClaim, proposed: list, baseline: list, pairing: str = "none", **more: object):
-    return judge_gain(claim, Sample.of(proposed), Sample.of(baseline), rules=RULES, pairing=pairing, **more)
+    return judge_gain(
+        claim, ComparedArms(Sample.of(proposed), Sample.of(baseline), rules=RULES, pairing=pairing, **more)
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,9 @@ def test_folds_show_nadeau_and_bengios_corrected_interval() -> None:
         " This holds for these training data, which the folds share; allowing for others: +0.0212, "
         f"96.7 % interval {wider}."
     )
-    gap = judge_gap(CLAIM, Sample.of(DAC), Sample.of(BASE), rules=RULES, pairing="fold", planned=5, folds=5)
+    gap = judge_gap(
+        CLAIM, ComparedArms(Sample.of(DAC), Sample.of(BASE), rules=RULES, pairing="fold", planned=5, folds=5)
+    )
     assert gap.explanation.endswith(f"interval {wider}.")
 
 
@@ -119,7 +124,7 @@ def test_size_against_single_runs_allows_for_their_spread() -> None:
 
 
 def gap(claim: GainClaim, proposed: list, baseline: list, pairing: str = "fold"):
-    return judge_gap(claim, Sample.of(proposed), Sample.of(baseline), rules=RULES, pairing=pairing)
+    return judge_gap(claim, ComparedArms(Sample.of(proposed), Sample.of(baseline), rules=RULES, pairing=pairing))
 
 
 def test_only_the_size_of_a_printed_loss_is_judged() -> None:
@@ -162,7 +167,7 @@ def test_gain_within_its_margin_never_has_the_same_size() -> None:
 
 def test_fold_missing_in_one_arm_ends_the_analysis() -> None:
     proposed = Sample(tuple(Observation(index=fold, value=DAC[fold]) for fold in (0, 1, 2, 4)))
-    verdict = judge_gain(CLAIM, proposed, Sample.of(BASE), rules=RULES, pairing="fold")
+    verdict = judge_gain(CLAIM, ComparedArms(proposed, Sample.of(BASE), rules=RULES, pairing="fold"))
     assert verdict.n == 3
 
 
@@ -232,7 +237,7 @@ def ours(gain: float, spread: float = 1.0) -> list[float]:
 def judge_arms(
     proposed: list, baseline: list = VIT, claim: ComparableClaim = COMPARABLE, pairing: str = "none"
 ) -> Verdict:
-    return judge_comparable(claim, Sample.of(proposed), Sample.of(baseline), rules=RULES, pairing=pairing)  # type: ignore[arg-type]
+    return judge_comparable(claim, ComparedArms(Sample.of(proposed), Sample.of(baseline), rules=RULES, pairing=pairing))  # type: ignore[arg-type]
 
 
 def test_wide_interval_is_open_with_the_replicates_needed() -> None:

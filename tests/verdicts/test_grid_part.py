@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stages.verdicts import GainClaim, GridPart, Sample, Status, UniformClaim, Verdict, judge_gain, judge_uniform
+from stages.verdicts import (
+    ComparedArms,
+    GainClaim,
+    GridPart,
+    Sample,
+    Status,
+    UniformClaim,
+    Verdict,
+    judge_gain,
+    judge_uniform,
+)
 from stages.verdicts.grid_part import Cell, Distances, measure_levels, whole_slices
 from tests.verdicts.simulation import RULES
 
@@ -37,7 +47,7 @@ def judge(there: Cells, gains: np.ndarray, *, noise: np.ndarray, claim: GainClai
     part = part_of(there, arms) if len(there) < len(GRID) else None
     means = (Sample.of(arm.mean(axis=0).tolist()) for arm in arms)
     ran = len(there), len(GRID)
-    return judge_gain(claim, *means, rules=RULES, pairing="none", planned=SEEDS, part=part, pairs=ran)
+    return judge_gain(claim, ComparedArms(*means, rules=RULES, pairing="none", planned=SEEDS, part=part, pairs=ran))
 
 
 def test_part_of_a_grid_needs_more_evidence_than_the_whole() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from stages.verdicts import (
     ComparableClaim,
+    ComparedArms,
     Design,
     Failures,
     GainClaim,
@@ -83,7 +84,11 @@ def test_power_of_a_gain_equals_simulated_experiments(pairing: str, stderr: floa
     found = []
     for ours, base, value in zip(*arms, printed, strict=True):
         claim = GainClaim(gain=value, margin=margin, better="higher", stderr=stderr, n=design.paper_n)
-        found.append(judge_gain(claim, Sample.of(ours), Sample.of(base), rules=RULES, pairing=pairing, planned=planned))
+        found.append(
+            judge_gain(
+                claim, ComparedArms(Sample.of(ours), Sample.of(base), rules=RULES, pairing=pairing, planned=planned)
+            )
+        )
     power = power_of_gain(design, gain, margin, RULES)
     supported = np.mean([v.estimate > 0 and v.status is not Status.UNRESOLVED for v in found])
     close = 4 * 0.5 / math.sqrt(trials)
@@ -139,7 +144,9 @@ def test_power_of_comparable_arms_equals_simulated_experiments(pairing: str) -> 
         rng = np.random.default_rng(5)
         arms = [rng.normal(mean, math.sqrt(0.5), (trials, n)) for mean in (gain, 0.0)]
         found[gain] = Counter(
-            judge_comparable(claim, Sample.of(ours), Sample.of(base), rules=RULES, pairing=pairing, planned=n).status
+            judge_comparable(
+                claim, ComparedArms(Sample.of(ours), Sample.of(base), rules=RULES, pairing=pairing, planned=n)
+            ).status
             for ours, base in zip(*arms, strict=True)
         )
     close = 4 * 0.5 / math.sqrt(trials)

@@ -8,7 +8,6 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from stages import verdicts
@@ -19,7 +18,6 @@ from tests.soak import write_soak_report
 from tests.verdicts.tunnel import (
     GENERATORS,
     WORLDS,
-    Drawn,
     Worst,
     called_by,
     judging_functions,
@@ -87,14 +85,6 @@ def test_every_world_is_used_and_every_limit_has_a_ceiling() -> None:
     for generator in GENERATORS.values():
         limits = {generator.limit_in(world) for world in generator.worlds} - {""}
         assert limits == generator.ceilings.keys(), generator.statement
-
-
-def test_drawn_samples_equal_ordinary_samples() -> None:
-    values = np.random.default_rng(0).normal(size=5).tolist()
-    for drawn, sample in ((Drawn(values), Sample.of(values)), (Drawn(values).among(range(3)), Sample.of(values[:3]))):
-        for name in ("values", "finished", "n", "n_diverged", "environments", "replicates"):
-            assert getattr(drawn, name) == getattr(sample, name), name
-        assert tuple(drawn.indices) == sample.indices
 
 
 @pytest.mark.slow

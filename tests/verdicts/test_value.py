@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from stages.verdicts import (
+    ComparedArms,
     DuplicateObservation,
     GainClaim,
     Observation,
@@ -235,7 +236,9 @@ def test_equal_replicates_predict_nothing() -> None:
 def test_gain_has_a_prediction_of_its_size() -> None:
     base = [value - 0.02 + step for value, step in zip(OURS, (0.001, -0.001, 0.0, 0.002, -0.001), strict=True)]
     claim = GainClaim(gain=0.021, margin=0.0105, better="higher", n=1)
-    size = judge_gain(claim, Sample.of(OURS), Sample.of(base), rules=RULES, pairing="fold", planned=5).size
+    size = judge_gain(
+        claim, ComparedArms(Sample.of(OURS), Sample.of(base), rules=RULES, pairing="fold", planned=5)
+    ).size
     gains = np.subtract(OURS, base)
     half = stats.t.ppf(0.975, 4) * gains.std(ddof=1) * math.sqrt(1 + 1 / 5)
     assert (size.prediction.low, size.prediction.holds) == (pytest.approx(gains.mean() - half), True)

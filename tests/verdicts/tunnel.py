@@ -24,11 +24,11 @@ from stages.claims.trials import ClaimSamples, Pairs, ResultGroup
 from stages.rules import Rules
 from stages.verdicts import (
     ComparableClaim,
+    ComparedArms,
     EvidenceLevel,
     Failures,
     GainClaim,
     GridPart,
-    Observation,
     PrintedOrder,
     Sample,
     Status,
@@ -173,30 +173,6 @@ def looks(world: World) -> Iterable[int]:
     return looks_of_plan(RULES.looks, world.planned)
 
 
-class Drawn(Sample):
-    """A sample of finished replicates that caches its values; see `test_drawn_samples_equal_ordinary_samples`."""
-
-    values: list[float] = []  # noqa: RUF012 - each sample has its own; these hide the properties
-    indices = range(0)
-    environments = frozenset()
-    n, n_diverged = 0, 0
-
-    def __init__(self, values: list[float]) -> None:
-        self.__dict__.update(values=values, n=len(values), indices=range(len(values)))
-
-    @property
-    def replicates(self) -> tuple[Observation, ...]:
-        return Sample.of(self.values).replicates
-
-    @property
-    def finished(self) -> dict[int, float]:
-        return dict(enumerate(self.values))
-
-    def among(self, indices: Collection[int]) -> Sample:
-        assert isinstance(indices, range)
-        return self if len(indices) >= self.n else Drawn(self.values[: len(indices)])
-
-
 Experiment = Callable[[World, np.random.Generator], Iterator[Verdict | TableSentence]]
 
 
@@ -301,7 +277,7 @@ def judge_printed(world: World, rng: np.random.Generator, stderr: float | None, 
     ours = world.ratio * (6 + noise(world, rng, world.planned))
     claim = ValueClaim(value=float(runs.mean()), margin=6 * world.ratio, stderr=stderr, n=runs.size)
     for n in looks(world):
-        yield judge_value(claim, Drawn(ours[:n].tolist()), rules=RULES, planned=world.planned)
+        yield judge_value(claim, Sample.of(ours[:n].tolist()), rules=RULES, planned=world.planned)
 
 
 @generator(
@@ -331,20 +307,20 @@ def observed(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     ours = 6 + noise(world, rng, world.planned)
     for n in looks(world):
         claim = ValueClaim(value=0.0, margin=6.0, stderr=0.0)
-        yield judge_value(claim, Drawn(ours[:n].tolist()), rules=RULES, planned=world.planned)
+        yield judge_value(claim, Sample.of(ours[:n].tolist()), rules=RULES, planned=world.planned)
 
 
 @generator("A number from inside networks lies on the bound", SIGN, "noise planned common", skew=0.15, common=0.08)
 def side(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     drawn = noise(world, rng, world.planned).tolist()
     for n in looks(world):
-        yield judge_side(0.0, "higher", Drawn(drawn[:n]), rules=RULES, planned=world.planned)
+        yield judge_side(0.0, "higher", Sample.of(drawn[:n]), rules=RULES, planned=world.planned)
 
 
 def judge_range_of_four(world: World, rng: np.random.Generator, window: float) -> Iterator[Verdict]:
     drawn = noise(world, rng, world.planned).tolist()
     for n in looks(world):
-        yield judge_noise(window, 4, Drawn(drawn[:n]), rules=RULES, planned=world.planned)
+        yield judge_noise(window, 4, Sample.of(drawn[:n]), rules=RULES, planned=world.planned)
 
 
 @generator(
@@ -372,8 +348,8 @@ def usual_noise(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
 def judge_sign(world: World, both: np.ndarray, pairing: Any, rules: Rules = RULES) -> Iterator[Verdict]:
     claim = GainClaim(gain=1.0, margin=None, better="higher")
     for n in looks(world):
-        ours, theirs = (Drawn(arm[:n].tolist()) for arm in both)
-        yield judge_gain(claim, ours, theirs, rules=rules, pairing=pairing, planned=world.planned)
+        ours, theirs = (Sample.of(arm[:n].tolist()) for arm in both)
+        yield judge_gain(claim, ComparedArms(ours, theirs, rules=rules, pairing=pairing, planned=world.planned))
 
 
 @generator("Two arms of independent seeds are equal", SIGN, "noise ratio planned paired common", skew=0.16, common=0.09)
@@ -404,8 +380,8 @@ def size(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     both[0] += 3 * margin
     claim = GainClaim(gain=float(printed), margin=float(printed) / 2, better="higher", n=1, slope=0.5)
     for n in looks(world):
-        ours, theirs = (Drawn(arm[:n].tolist()) for arm in both)
-        yield judge_gap(claim, ours, theirs, rules=RULES, pairing="none", planned=world.planned)
+        ours, theirs = (Sample.of(arm[:n].tolist()) for arm in both)
+        yield judge_gap(claim, ComparedArms(ours, theirs, rules=RULES, pairing="none", planned=world.planned))
 
 
 def judge_alike(world: World, both: np.ndarray, loss: float, rules: Rules = RULES) -> Iterator[Verdict]:
@@ -413,8 +389,8 @@ def judge_alike(world: World, both: np.ndarray, loss: float, rules: Rules = RULE
     scale = (1 + world.ratio**2) ** 0.5
     claim = ComparableClaim(margin=2 * scale, better="higher", accepted=4 * scale)
     for n in looks(world):
-        ours, theirs = Drawn((both[0, :n] - loss * scale).tolist()), Drawn(both[1, :n].tolist())
-        yield judge_comparable(claim, ours, theirs, rules=rules, pairing="none", planned=world.planned)
+        ours, theirs = Sample.of((both[0, :n] - loss * scale).tolist()), Sample.of(both[1, :n].tolist())
+        yield judge_comparable(claim, ComparedArms(ours, theirs, rules=rules, pairing="none", planned=world.planned))
 
 
 @generator(
@@ -453,7 +429,7 @@ def judge_ratio(
         experiment=experiment, profile="paper", conditions="", evidence_level=EvidenceLevel.DECIDES, share=1.0, arms={}
     )
     for n in looks(world):
-        ours, theirs = (Drawn(arm[:n].tolist()) for arm in both)
+        ours, theirs = (Sample.of(arm[:n].tolist()) for arm in both)
         sides = ClaimSamples(pairs=pairs, group=group, proposed=ours, baseline=theirs)
         yield Kind.classes[claim.kind](claim, RULES).decide(sides, params())[0]
 
@@ -497,7 +473,8 @@ def judge_grid(world: World, rng: np.random.Generator, gains: Iterable[float], m
     drawn[0] *= world.ratio
     drawn[:, :, 0] += true[:, :, None]
     grid = {
-        level: [(Drawn(ours), Drawn(theirs)) for ours, theirs in pairs] for level, pairs in enumerate(drawn.tolist())
+        level: [(Sample.of(ours), Sample.of(theirs)) for ours, theirs in pairs]
+        for level, pairs in enumerate(drawn.tolist())
     }
     claim = UniformClaim(factor="width", is_whole=not world.part, gain=1.0, margin=margin, better="higher")
     yield judge_uniform(claim, grid, rules=RULES, replicates=5)
@@ -524,12 +501,14 @@ def order_of_grid(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     planned = tuple({"depth": depth, "width": width} for depth in range(5) for width in range(3))
     drawn = np.stack([arms(world, rng) for _ in planned], axis=1)
     for ran in range(3 if world.slices else len(planned), len(planned) + 1, 3):
-        pairs = tuple((Drawn(ours), Drawn(theirs)) for ours, theirs in drawn[:, :ran].swapaxes(0, 1).tolist())
+        pairs = tuple((Sample.of(ours), Sample.of(theirs)) for ours, theirs in drawn[:, :ran].swapaxes(0, 1).tolist())
         part = GridPart(pairs=pairs, cells=planned[:ran], planned=planned) if ran < len(planned) else None
-        ours, theirs = (Drawn(arm.mean(axis=0).tolist()) for arm in drawn[:, :ran])
+        ours, theirs = (Sample.of(arm.mean(axis=0).tolist()) for arm in drawn[:, :ran])
         claim = GainClaim(gain=1.0, margin=None, better="higher")
         pairs_there = ran, len(planned)
-        yield judge_gain(claim, ours, theirs, rules=RULES, pairing="none", planned=5, part=part, pairs=pairs_there)
+        yield judge_gain(
+            claim, ComparedArms(ours, theirs, rules=RULES, pairing="none", planned=5, part=part, pairs=pairs_there)
+        )
 
 
 def judge_family(
@@ -582,10 +561,10 @@ def on_two_data_sets(world: World, rng: np.random.Generator) -> np.ndarray:
 
 def orders_of(drawn: np.ndarray) -> list[PrintedOrder]:
     """Judge gains [orders, replicates]; the first eight are on one data set."""
-    claim, zeros = GainClaim(gain=1.0, margin=None, better="higher"), Drawn([0.0] * drawn.shape[1])
+    claim, zeros = GainClaim(gain=1.0, margin=None, better="higher"), Sample.of([0.0] * drawn.shape[1])
     return [
         PrintedOrder(
-            verdict=judge_gain(claim, Drawn(row), zeros, rules=RULES, pairing="fold", planned=5),
+            verdict=judge_gain(claim, ComparedArms(Sample.of(row), zeros, rules=RULES, pairing="fold", planned=5)),
             printed=1.0,
             dataset=str(number // 8),
             gains=dict(enumerate(row)),
@@ -669,7 +648,7 @@ def exact_count(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
     direction=0.5,
 )
 def indication(world: World, rng: np.random.Generator) -> Iterator[Verdict]:
-    ours, theirs = (Drawn(arm.tolist()) for arm in arms(world, rng))
+    ours, theirs = (Sample.of(arm.tolist()) for arm in arms(world, rng))
     yield indicate_order(GainClaim(gain=1.0, margin=None, better="higher"), ours, theirs, epochs_share=0.3)
 
 

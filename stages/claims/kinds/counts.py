@@ -35,6 +35,7 @@ from stages.params.experiment import DatasetSource, ExperimentParams, Params
 from stages.run import Replicate, steps_per_epoch, training_counts
 from stages.runs.evidence import Trial
 from stages.verdicts import (
+    ComparedArms,
     EvidenceLevel,
     Failures,
     GainClaim,
@@ -421,14 +422,15 @@ class AheadFromKind(GridKind, kinds="ahead_from"):
         chosen = Pairs(proposed=tuple(there), baseline=tuple(there.values()), cells=cells, grid=cells)
         sides = gather_samples(self.claim, chosen, group, self.rules)
         planned = len(group.experiment.arms)
-        verdict = judge_gain(
-            GainClaim(gain=1.0 if self.is_ahead else -1.0, margin=None, better=self.better),
+        claim = GainClaim(gain=1.0 if self.is_ahead else -1.0, margin=None, better=self.better)
+        arms = ComparedArms(
             *sides.both,
             rules=self.rules,
             pairing="none",
             planned=group.experiment.replicates,
             pairs=(len(group.arms), planned),  # each new model may complete a pair
         )
+        verdict = judge_gain(claim, arms)
         counted = ", ".join(f"{size:,.0f}" for size in sorted(sizes[arm] for arm in there))
         said = f"The mean over the {len(there)} of {len(couples)} pairs of one depth and size that ran with"
         said += f" {self.value:,.0f} parameters {self.claim.facts.qualifier}: {counted}."

@@ -20,6 +20,7 @@ from stages.params.experiment import Params
 from stages.runs.evidence import unpack_correct
 from stages.verdicts import (
     ComparableClaim,
+    ComparedArms,
     Design,
     EvidenceLevel,
     GainClaim,
@@ -298,16 +299,18 @@ class GainKind(TrainedKind):
             gain=claim.value, margin=self.margin, better=self.better, stderr=claim.stderr, n=claim.n, slope=self.slope
         )
 
-    def setting(self, sides: ClaimSamples) -> dict[str, Any]:
-        """Return the judges' arguments about the experiment; excluded test rows change at most `widening`."""
+    def compared(self, sides: ClaimSamples, **more: Any) -> ComparedArms:
+        """Return the arms and how the experiment plans them; excluded test rows change at most `widening`."""
         group, share = sides.group, sides.excluded_share
-        return {
-            "rules": self.rules,
-            "planned": group.planned,
-            "pairing": group.pairing,
-            "folds": group.folds,
-            "widening": share * _disagreement(sides) if share else 0.0,
-        }
+        return ComparedArms(
+            *sides.both,
+            rules=self.rules,
+            planned=group.planned,
+            pairing=group.pairing,
+            folds=group.folds,
+            widening=share * _disagreement(sides) if share else 0.0,
+            **more,
+        )
 
 
 def _disagreement(sides: ClaimSamples) -> float:
@@ -331,14 +334,9 @@ class DifferenceKind(GainKind, kinds="difference"):
             precision = group.other_precision
             verdict = indicate_order(self.asked, *sides.both, epochs_share=group.share, precision=precision)
         else:
-            verdict = judge_gain(
-                self.asked,
-                *sides.both,
-                **self.setting(sides),
-                test_sets=self.of_test_sets(_disagreement(sides), sides, params),
-                part=sides.part,
-                pairs=(len(sides.pairs.proposed), sides.pairs.planned),
-            )
+            test_sets = self.of_test_sets(_disagreement(sides), sides, params)
+            pairs = len(sides.pairs.proposed), sides.pairs.planned
+            verdict = judge_gain(self.asked, self.compared(sides, test_sets=test_sets, part=sides.part, pairs=pairs))
         return verdict, verdict.estimate
 
     def power_of(self, design: Design) -> Power:
@@ -364,7 +362,7 @@ class GapKind(GainKind, kinds="gap"):
 
     def decide(self, sides: ClaimSamples, params: Params) -> VerdictAndOurs:
         test_sets = self.of_test_sets(_disagreement(sides), sides, params)
-        verdict = judge_gap(self.asked, *sides.both, **self.setting(sides), test_sets=test_sets)
+        verdict = judge_gap(self.asked, self.compared(sides, test_sets=test_sets))
         return verdict, verdict.estimate
 
     def power_of(self, design: Design) -> Power:
@@ -388,7 +386,7 @@ class EquivalenceKind(GainKind, kinds="equivalence"):
         return ComparableClaim(margin=self.margin, better=self.better, accepted=self.claim.value)
 
     def decide(self, sides: ClaimSamples, params: Params) -> VerdictAndOurs:
-        verdict = judge_comparable(self.comparable, *sides.both, **self.setting(sides))
+        verdict = judge_comparable(self.comparable, self.compared(sides))
         return verdict, verdict.estimate
 
     def power_of(self, design: Design) -> Power:

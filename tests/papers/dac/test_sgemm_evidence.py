@@ -18,8 +18,7 @@ from service.settings import Settings
 from stages.params.experiment import load_params
 from stages.recording.reporting import results_page
 from stages.results import open_results, tables
-from stages.results.tables import WORD_OF
-from stages.verdicts import Status
+from stages.verdicts import WORD_OF, Status
 from tests.project import REPOSITORY
 
 PAGE, README = ((REPOSITORY / name).read_text(encoding="utf-8") for name in ("docs/papers/dac.md", "README.md"))
