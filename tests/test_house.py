@@ -197,3 +197,10 @@ def test_pipeline_outputs_are_not_tracked() -> None:
     """DVC doesn't let git ignore its lock, so that needs a test."""
     built = ("dvc.lock", "data/downloads/", "data/store/", "data/raw/", "data/processed/", "data/runs/", "data/report/")
     assert [name for name in tracked_text() if name.startswith(built)] == []
+
+
+def test_paths_that_documents_name_exist() -> None:
+    path = re.compile(r"`((?:stages|service|tests|benchmarks|docs|deploy)/[\w./-]+)`")
+    pages = {name: text for name, text in tracked_text().items() if name.endswith(".md") and name != "CHANGELOG.md"}
+    named = {(name, found) for name, text in pages.items() for found in path.findall(text)}
+    assert named and {(name, found) for name, found in named if not (ROOT / found).exists()} == set()
