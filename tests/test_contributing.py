@@ -298,7 +298,10 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
     "a divergence in the curves": (lambda lines: diverge(lines, 2, 1, 0.5, epochs=1), "its curves end at step 2, and"),
     "a negative loss": (lambda lines: diverge(lines, 2, 1, -3.0), "its last finite loss is -3.0, after 1 steps"),
     "a loss before the first step": (lambda lines: diverge(lines, 1, 0, 1.0), "its last finite loss is 1.0, after 0"),
-    "a divergence that isn't trained again": (diverge, "diverge: 1; epochs that check it: 1; give --retrain 1"),
+    "a divergence that isn't trained again": (
+        diverge,
+        r"epochs that check the diverged trainings \(1\): 1; give --retrain 1",
+    ),
 }
 OF_DEPOSITS: dict[str, tuple[Forge, str, str, int]] = {
     "a divergence that didn't happen": (diverge, "doesn't diverge in that epoch", BOTH, 12),
@@ -323,7 +326,7 @@ OF_DEPOSITS: dict[str, tuple[Forge, str, str, int]] = {
         *(NONE, 12),
     ),
     "a better last epoch on another device": (
-        *(lambda lines: shift_on_another_device(lines, [2]), "the deposited weights after it give other scores"),
+        *(lambda lines: shift_on_another_device(lines, [2]), "the scores of the deposited weights after it differ"),
         *(BOTH, 12),
     ),
 }
@@ -424,7 +427,7 @@ def test_deposit_of_another_run_is_refused(clones: tuple[Path, Path], ours: Path
         one, other = (line_of(lines, replicate=number)["result"] for number in (0, 1))
         one["weights_sha256"], other["weights_sha256"] = other["weights_sha256"], one["weights_sha256"]
 
-    with pytest.raises(ContributionError, match=r"state after epoch \d is another one"):
+    with pytest.raises(ContributionError, match=r"state after epoch \d isn't the one that the line names"):
         give(ours, forged(oslo, tmp_path / "s.zip", swap_states, key=key), key=Path(f"{key}.pub"), epochs=12)
     with pytest.raises(ContributionError, match="the deposited weights belong to another run"):
         give(ours, forged(oslo, tmp_path / "w.zip", swap_weights, key=key), key=Path(f"{key}.pub"))

@@ -169,7 +169,7 @@ class Retraining:
         spent = sum(ends) - sum(begins)
         if spent > budget:
             remedy = f"give --retrain {spent} or more, or deposit the states before"
-            unchecked = f"checking the {len(diverged)} diverged trainings takes {spent} epochs; {remedy}"
+            unchecked = f"epochs that check the diverged trainings ({len(diverged)}): {spent}; {remedy}"
             return [Trail(diverged[0].name, (Link("retrained", "broken", unchecked),))], 0
         found = []
         for trial, begin in zip(diverged, begins, strict=True):

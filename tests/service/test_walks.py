@@ -46,7 +46,7 @@ def asker(browser: Browser, published_service: Running) -> Iterator[Page]:
 QUESTIONS = {
     "reviewer: does NiNformer beat ViT?": ([], r"Does NiNformer beat ViT\?\s+(Yes|No|Not known yet|In part)"),
     "reviewer: does one model beat another here?": (["Answer"], r"NiNformer.* ViT.* CIFAR-10"),
-    "reviewer: which numbers are wrong?": (["contradicted"], r"1\.31 pp[\s\S]*our training says the opposite"),
+    "reviewer: which numbers are wrong?": ([re.compile(r"\d fail$")], r"1\.31 pp[\s\S]*our training says the opposite"),
     "reviewer: how sure is DAC's gain?": (["DAC", "At equal width"], r"9\d\.\d+ % interval [\d.]+ to [\d.]+ nats"),
     "engineer: what is best on CIFAR-100?": (["Compare", "CIFAR-100"], r"CIFAR-100: which model is best\?\s+\w+"),
     "engineer: what does a model cost?": (["Models", "NiNformer"], r"Parameters\s+2\.58 M[\s\S]*Peak memory"),
@@ -71,7 +71,7 @@ def test_metric_is_switched_without_a_reload_and_back(walker: Page) -> None:
 
 
 @pytest.mark.parametrize(("clicks", "answer"), QUESTIONS.values(), ids=QUESTIONS)
-def test_question_is_answered_within_two_clicks(asker: Page, clicks: list[str], answer: str) -> None:
+def test_question_is_answered_within_two_clicks(asker: Page, clicks: list[str | re.Pattern[str]], answer: str) -> None:
     assert len(clicks) <= 2
     begun = time.monotonic()
     for name in clicks:
