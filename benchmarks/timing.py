@@ -1,6 +1,6 @@
 """Time all sides of a comparison in turn (A B C A B C …), with medians, ratios round by round, and the table's row.
 
-On a CPU, a side's time is the CPU time of the process over all threads, which other work on the machine hardly affects.
+A side's time is the CPU time of the process over all threads, which other work on the machine hardly affects.
 """
 
 from __future__ import annotations
@@ -125,13 +125,7 @@ class Race:
         )
 
 
-def race(
-    ours: Mapping[str, Step],
-    peers: Mapping[str, Step],
-    *,
-    rounds: int,
-    clock: Callable[[], float] = time.process_time,
-) -> Race:
+def race(ours: Mapping[str, Step], peers: Mapping[str, Step], *, rounds: int) -> Race:
     """Time all sides in turn, after two uncounted calls of each for compiling."""
     steps = {(side, name): step for side, named in enumerate((ours, peers)) for name, step in named.items()}
     for step in (*steps.values(), *steps.values()):
@@ -139,9 +133,9 @@ def race(
     taken: dict[tuple[int, str], list[float]] = {key: [] for key in steps}
     for _ in range(rounds):
         for key, step in steps.items():
-            began = clock()
+            began = time.process_time()
             step()
-            taken[key].append(clock() - began)
+            taken[key].append(time.process_time() - began)
     medians = [
         {name: statistics.median(taken[side, name]) for name in named} for side, named in enumerate((ours, peers))
     ]
@@ -235,18 +229,6 @@ def training_step(
         optimizer.step()
 
     return run
-
-
-def clock_of(device: torch.device) -> Callable[[], float]:
-    """Return a clock that waits until all work on `device` is done."""
-    if device.type != "cuda":
-        return time.process_time
-
-    def seconds() -> float:
-        torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    return seconds
 
 
 def has_bfloat16() -> bool:

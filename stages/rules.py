@@ -39,6 +39,11 @@ class Margins:
     flops_share: float
     memory_share: float
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if not 0 <= getattr(self, field.name) < math.inf:
+                raise ValueError(f"{field.name} is {getattr(self, field.name)}; expected a finite number from 0")
+
     def error(self, error: float, precision: float) -> float:
         """Return the margin of an error rate, or of the accuracy 1 − error."""
         return max(min(self.error_points, self.error_share * error), precision)
@@ -99,9 +104,11 @@ class Rules:
         for name in ("alpha_within", "alpha_outside"):
             if not 0 < getattr(self, name) < 0.5:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected a level between 0 and 0.5")
+        if not 0 < self.indicative_share <= 1:
+            raise ValueError(f"indicative_share is {self.indicative_share}; expected a share above 0, at most 1")
         for name in ("minimum", "minimum_with_error"):
-            if getattr(self, name) > numbers[-1]:
-                raise ValueError(f"{name} is {getattr(self, name)}, but the last analysis is at {numbers[-1]}")
+            if not 1 <= getattr(self, name) <= numbers[-1]:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected 1 to {numbers[-1]}, the last analysis")
 
     @property
     def is_anytime(self) -> bool:

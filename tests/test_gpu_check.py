@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import gpu_check, gpu_steps, gpu_tf32, planned
+from benchmarks import gpu_check, gpu_operators, gpu_steps, gpu_tf32, planned
 from benchmarks.attempt import Lines, attempt, guarded
 from benchmarks.gpu_operators import OPERATORS
 from benchmarks.planned import Planned
+from benchmarks.timing import pytorch_alone
 from stages.run import ModelSpec
 from stages.training.tf32 import RoundedOperands, products_of
 from tests.minimal_machine import hide_other_packages
@@ -146,3 +147,17 @@ def test_device_tf32_is_compared_with_the_emulation(
     assert (first["rounding"], first["ok"], {line["ok"] for line in others}) == (rounding, ok, {ok})
     if block is Cut:
         assert all(0 < max(line["differences"]) < line["allowed"] for line in others)
+
+
+def test_operators_agree_without_our_cpp_which_gpus_lack() -> None:
+    with pytorch_alone():
+        lines = [*gpu_operators.correctness(CPU)]
+    assert [line for line in lines if not line["ok"]] == []
+    rounded = [max(line["errors"]) for line in lines if line["precision"] == "tf32"]
+    assert len(rounded) == len(OPERATORS) and min(rounded) > 1e-5, "every operator multiplies in TF32 if allowed"
+
+
+def test_operator_that_differs_from_its_equation_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, *rest = OPERATORS["MBA"]
+    monkeypatch.setattr(gpu_operators, "OPERATORS", {"MBA": (lambda *tensors: 1.001 * ours(*tensors), *rest)})
+    assert [line["ok"] for line in gpu_operators.correctness(CPU)] == [False, True, True]

@@ -248,6 +248,58 @@ def test_commands_judge_lint_and_write_a_page(tmp_path: Path, capsys: pytest.Cap
     assert "lack the column seed" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("margins: {loss_share: .inf}", "loss_share is inf; expected a finite number from 0"),
+        ("margins: {error_points: .nan}", "error_points is nan"),
+        ("margins: {comparable_points: -1}", "comparable_points is -1"),
+        ("minimum: -5", "minimum is -5; expected 1 to"),
+        ("minimum: 0", "minimum is 0; expected 1 to"),
+        ("indicative_share: 7", "indicative_share is 7.0; expected a share above 0, at most 1"),
+    ],
+)
+def test_impossible_rules_are_refused(
+    text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(text, encoding="utf-8")
+    assert main(["judge", "claims.csv", "results.csv", "--rules", str(rules)]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_first_look_may_be_far_away(tmp_path: Path) -> None:
+    rules = dataclasses.replace(claimcheck.RULES, looks={10**24: 1.0})
+    claims = pd.read_csv(io.StringIO(HEADER + "a,value,accuracy,ours,,mnist,97.2 %,,,5,\n"))
+    (found,) = claimcheck.judge(claims, results(), rules).verdicts
+    assert found.status == "inconclusive", found
+
+
+def test_output_never_replaces_an_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    claims, found = tmp_path / "claims.csv", tmp_path / "results.csv"
+    claims.write_text(HEADER + "a,value,accuracy,ours,,mnist,97.2 %,,,5,\n", encoding="utf-8")
+    results().to_csv(found, index=False)
+    before = claims.read_bytes(), found.read_bytes()
+    for call in (
+        ["judge", str(claims), str(found), "--html", str(claims)],
+        ["judge", str(claims), str(found), "--html", str(found)],
+        ["import", "csv", str(found), "-o", str(found)],
+    ):
+        assert main(call) == 1 and "is an input, which would be lost" in capsys.readouterr().err
+    assert before == (claims.read_bytes(), found.read_bytes())
+
+
+def test_verdicts_by_other_rules_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    claims, found, page = tmp_path / "claims.csv", tmp_path / "results.csv", tmp_path / "report.html"
+    claims.write_text(HEADER + "a,value,accuracy,ours,,mnist,97.2 %,,,5,\n", encoding="utf-8")
+    results().to_csv(found, index=False)
+    rules = tmp_path / "mine.yaml"
+    rules.write_text("{alpha_within: 0.49, margins: {loss_share: 3}}", encoding="utf-8")
+    assert main(["judge", str(claims), str(found), "--rules", str(rules), "--html", str(page)]) == 0
+    words = "rules of mine.yaml, which change margins, alpha_within"
+    assert words in capsys.readouterr().out and words in page.read_text(encoding="utf-8")
+
+
 def test_folds_share_training_data_and_the_verdict_says_how_much_that_matters() -> None:
     """Compared with a hand calculation: a quarter more of s² in the variance with five folds."""
     a, b = [0.97, 0.974, 0.969, 0.973, 0.972], [0.951, 0.949, 0.952, 0.955, 0.95]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -445,15 +447,31 @@ def measure_own(
         try:
             if name in taken:
                 raise ValueError("evaluation has a metric of this name; choose another")
-            value = _number(_call(metric, rows["true"].copy(), rows[metric.takes].copy()))
+            with _seeded():
+                value = _number(_call(metric, rows["true"].copy(), rows[metric.takes].copy()))
             if not metric.holds(value):
                 raise ValueError(f"it is {value:g}, outside of its range {list(metric.range)}")
-        except Exception as error:  # noqa: BLE001  (a user's code may raise anything)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's code may raise anything)
             reason = next(iter(str(error).splitlines()), "")
             faults[name] = reason if isinstance(error, ValueError) and reason else f"{type(error).__name__}: {reason}"
             continue
         found.append(Measurement(metric=name, split="test", value=value, n=n, by=origin_of(metric)))
     return found, faults
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Seed Python's, NumPy's and PyTorch's global generators in this block, and restore them afterwards."""
+    python, legacy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            random.seed(0)
+            np.random.seed(0)
+            torch.manual_seed(0)
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)
 
 
 def _call(metric: OwnMetric, true: np.ndarray, predicted: np.ndarray) -> Any:
@@ -483,6 +501,8 @@ def _number(value: Any) -> float:
     Raises:
         ValueError: it gives something else.
     """
+    if np.ma.is_masked(value):
+        raise ValueError("it is masked; it may be undefined on these rows")
     found = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
     if found.size != 1 or not np.issubdtype(found.dtype, np.number) or np.iscomplexobj(found):
         given = f"an array of shape {list(found.shape)}" if found.size > 1 else repr(value)[:60]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pydantic import TypeAdapter
 from stages.params.callables import first_parameters
 from stages.params.plugins import address_of
 from stages.params.schema import ParamsError, check_keywords, validate
-from stages.run import STRICT
+from stages.run import STRICT, canonical_json
 
 Takes = Literal["predictions", "probabilities", "positive"]
 
@@ -39,7 +40,9 @@ class OwnMetric:
     @property
     def definition(self) -> dict[str, Any]:
         """Return what determines the number; two results that differ in it have different metrics, even of one name."""
-        return {"address": self.address, "takes": self.takes, "arguments": dict(self.arguments)}
+        told = {"address": self.address, "takes": self.takes, "arguments": dict(self.arguments)}
+        definition: dict[str, Any] = json.loads(canonical_json(told))  # as a result line gives it back
+        return definition
 
     def holds(self, value: float) -> bool:
         """Return True if the value is in the range, up to rounding."""
@@ -48,6 +51,15 @@ class OwnMetric:
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+TAKEN = {
+    *("accuracy", "accuracy_after_inversion", "auroc", "best_epoch_accuracy", "calibration_error", "error"),
+    *("exact_match", "failed", "flops_per_image", "flops_per_row", "flops_per_token", "inference_time", "log_mse"),
+    *("loss", "macro_f1", "mae", "mean_average_precision", "mean_iou", "min_error", "min_log_mse", "mse"),
+    *("parameters", "peak_memory_bytes", "perplexity", "pixel_accuracy", "rmse", "selected_log_mse", "selected_mse"),
+    *("train_seconds", "train_tokens_per_second", "validation_loss", "window_error"),
+}
+"""Names of metrics that all experiments have; a second meaning would change the pages of all of them."""
+_AT_EPOCH = re.compile(r"epoch_\d+_.*")
 _OWN = {field.name for field in dataclasses.fields(OwnMetric)} - {"address", "arguments"}
 
 
@@ -65,12 +77,18 @@ def _read(key: str, fields: Mapping[str, Any], source: Any, path: Path) -> OwnMe
     place = f"metrics.{key}"
     if not _NAME.fullmatch(key):
         raise ParamsError(f"{path}: {place}: a metric's name has small letters, digits and underscores")
+    if key in TAKEN or _AT_EPOCH.fullmatch(key):
+        raise ParamsError(f"{path}: {place}: every experiment has a metric of this name; choose another")
     if "name" not in fields:
         raise ParamsError(f"{path}: {place}.name is missing; expected package.module:name")
     address = address_of("metrics", str(fields["name"]), (), path, f"{place}.name")
     arguments = {name: value for name, value in fields.items() if name not in {"name", *_OWN}}
     own = {name: value for name, value in fields.items() if name in _OWN}
     metric = validate(TypeAdapter(OwnMetric), {"address": address, "arguments": arguments, **own}, path, place)
+    try:
+        canonical_json(arguments)
+    except TypeError as error:
+        raise ParamsError(f"{path}: {place}: {error}; expected numbers, text, lists and mappings") from None
     # A class is built with the arguments alone; a function gets the rows as its first two.
     check_keywords(address, arguments, path, place, given=first_parameters(address, 2))
     low, high = metric.range

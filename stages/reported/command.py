@@ -60,14 +60,26 @@ def judge(options: argparse.Namespace) -> Printed:
     rules = judging.RULES if options.rules is None else _read_rules(options.rules, judging.RULES)
     judged = tables.judge(options.claims, options.results, rules)
     shown = [str(each) for each in judged.verdicts] + [f"not judged: {problem}" for problem in judged.problems]
+    title = f"Verdicts on {options.claims.name}"
+    usual = dataclasses.asdict(judging.RULES)
+    if changed := [name for name, value in dataclasses.asdict(rules).items() if value != usual[name]]:
+        by = f"by the rules of {options.rules.name}, which change {', '.join(changed)}"
+        title += f", {by}"
+        shown.append(f"judged {by}")
     if options.html:
-        _write(options.html, tables.write_page(judged, f"Verdicts on {options.claims.name}"))
+        _refuse_input(options.html, options.claims, options.results)
+        _write(options.html, tables.write_page(judged, title))
         shown.append(f"report: {options.html}")
     document = {
         "verdicts": [each.to_dict() for each in judged.verdicts],
         "problems": [dataclasses.asdict(problem) for problem in judged.problems],
     }
     return Printed(document, shown, 1 if judged.problems else 0)
+
+
+def _refuse_input(output: Path, *inputs: Path) -> None:
+    if output.exists() and any(path.exists() and output.samefile(path) for path in inputs):
+        raise TableError(f"{output} is an input, which would be lost; name another file to write")
 
 
 def _write(path: Path, text: str) -> None:
@@ -104,6 +116,7 @@ def import_results(options: argparse.Namespace) -> Printed:
     """Write results of an experiment tracker as a table for `judge`."""
     from stages.reported import trackers
 
+    _refuse_input(options.output, options.source)
     columns = {column: getattr(options, column) for column in trackers.USUAL if getattr(options, column)}
     imported = trackers.import_results(options.kind, options.source, columns=columns, metrics=options.metric)
     _write(options.output, imported.table.to_csv(index=False))

@@ -83,8 +83,9 @@ def last_state(line: ResultLine) -> int:
 
 def compare_metrics(params: Params, line: ResultLine, held: Path, weights: Path) -> list[str]:
     """Describe differences between the line and the metrics of its weights, on the test set and inside the network."""
-    scores = recompute(weights, held, line, params.experiments[line.experiment].metrics)
-    return [*compare(line, scores), *look_again(weights, held, line, scores)]
+    own = params.experiments[line.experiment].metrics
+    scores = recompute(weights, held, line, own)
+    return [*compare(line, scores, own), *look_again(weights, held, line, scores)]
 
 
 def gives_metrics(line: ResultLine) -> str:

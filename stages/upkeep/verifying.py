@@ -215,8 +215,8 @@ def check_metrics(
             found = list(spot_check(weights, packed, line))
             n = line.data.test_images if line.correct is None else min(SPOTS, line.data.test_images)
         elif checkpoint.accuracy is None:
-            found, n = list(compare(line, recompute(weights, packed, line, own))), line.data.test_images
-            found += look_again(weights, packed, line)
+            scores, n = recompute(weights, packed, line, own), line.data.test_images
+            found = [*compare(line, scores, own), *look_again(weights, packed, line, scores)]
         else:
             scores, n = recompute(weights, packed, line), line.data.test_images
             found = list(compare_released(line, scores, checkpoint.accuracy))
@@ -299,14 +299,20 @@ def spot_check(weights: Path, packed: Path, line: ResultLine) -> Iterator[str]:
         yield _in_words(differing, len(chosen))
 
 
-def compare(line: ResultLine, scores: Scores) -> Iterator[str]:
-    """Describe differences between the metrics of `line` and those of its weights as trained."""
+def compare(line: ResultLine, scores: Scores, own: Mapping[str, OwnMetric] | None = None) -> Iterator[str]:
+    """Describe differences between the metrics of `line` and those of its weights as trained.
+
+    `own`: the experiment's metrics of other packages.
+    """
     n = line.data.test_images
     recorded = {(row.metric, row.split): row.value for row in line.metrics}
     for row in scores.metrics:
         if (value := recorded.get((row.metric, row.split))) is None:
             continue
-        slack = max(_OTHER_MACHINE, 1.5 / n) if row.metric in SHARES or row.by else 1e-12
+        slack = max(_OTHER_MACHINE, 1.5 / n) if row.metric in SHARES else 1e-12
+        if own and row.metric in own:  # one sample may have another class: that much of the range, or of the number
+            low, high = own[row.metric].range
+            slack = max(_OTHER_MACHINE, 1.5 / n) * (abs(row.value) if low is None or high is None else high - low)
         if not math.isclose(value, row.value, rel_tol=0 if row.split == "none" else _OTHER_MACHINE, abs_tol=slack):
             yield f"{row.metric} is recorded as {value:.10g}, the weights give {row.value:.10g}"
     yield from _compare_images(line, scores, _OTHER_MACHINE)

@@ -373,7 +373,7 @@ def at_last_look(
 
 def too_few(indices: Collection[int], needed: int, status: Status, planned: int | None = None) -> Verdict:
     """Return the verdict before the first analysis: `status`, or `not tested` without any replicate."""
-    there = len(set(range(needed)) & set(indices))
+    there = len({index for index in indices if index < needed})
     ends = f", and the plan ends with {planned}" if planned is not None and planned < needed else ""
     return Verdict(
         status=status if indices else Status.NOT_TESTED,

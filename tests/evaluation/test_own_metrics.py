@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from stages.claims.lines import FAULT
 from stages.evaluate import INCOMPLETE, main
 from stages.evaluation.scores import auroc, measure_own
 from stages.params.experiment import ParamsError, load_params
-from stages.params.metrics import OwnMetric, read_metrics
+from stages.params.metrics import TAKEN, OwnMetric, read_metrics
 from stages.params.stage_inputs import stage_inputs
 from stages.recording.builder import record
 from stages.recording.sources import find_results, read_placed_claims
 from stages.runs.evidence import Measurement, ResultLine, read_lines
+from stages.verdicts.metrics import CLAIMED_METRICS, METRICS
 from tests.datasets.tiny import declare
 from tests.project import EXPERIMENT, edit, make_project
 from tests.service.conftest import reading
@@ -57,6 +59,20 @@ def nothing(y_true, y_pred):
 
 def far(y_true, y_pred):
     return 7
+
+def leaves(y_true, y_pred):
+    raise SystemExit(0)
+
+def masked(y_true, y_pred):
+    import numpy
+    return numpy.ma.array([1.0, 2.0], mask=True).mean()
+
+def weighted(y_true, y_pred, weights):
+    return weights[0] / 2
+
+def draws(y_true, y_pred):
+    import random, numpy, torch
+    return (random.random() + numpy.random.rand() + torch.rand(()).item()) / 3
 """
 OFFERED = {"metrics": {"agreement": "agreement", "shares": "Shares"}}
 PLAIN = {"takes": "predictions", "unit": "fraction", "better": "higher", "range": [0, 1]}
@@ -74,7 +90,8 @@ BAD = {
     "undefined": "it is nan; it may be undefined on these rows",
     "nothing": "it gives None; expected one number",
     "far": r"it is 7, outside of its range \[0.0, 1.0\]",
-    "accuracy": "evaluation has a metric of this name",
+    "leaves": "SystemExit: 0",
+    "masked": "it is masked; it may be undefined on these rows",
 }
 PATH = Path("params.yaml")
 CLAIMS = f"""
@@ -145,6 +162,7 @@ def test_metrics_of_torchmetrics_get_tensors(name: str) -> None:
         ({"name": "sklearn.metrics:cohen_kapa_score"}, {}, r"metrics.m.name is .*did you mean cohen_kappa_score"),
         ({"name": "agrement"}, {}, r"metrics.m.name is 'agrement' \(did you mean agreement\?\)"),
         ({"name": None}, {}, "metrics.m.name is 'None'"),
+        ({"beta": date(2026, 1, 1)}, {}, "metrics.m: .*date.*; expected numbers, text, lists and mappings"),
         ({"betta": 2}, {}, r"unknown key metrics.m.betta \(did you mean beta\?\)"),
         ({"better": "up"}, {}, "metrics.m.better is 'up'; input should be 'higher' or 'lower'"),
         ({"takes": "scores"}, {}, "metrics.m.takes is 'scores'; input should be 'predictions', 'probabilities' or"),
@@ -257,8 +275,8 @@ def check_answers(client: TestClient) -> None:
 
 
 def test_failing_metric_is_named_and_others_are_kept(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = {name: "lab_metrics:agreement" if name == "accuracy" else f"lab_metrics:{name}" for name in BAD}
-    declare_metrics(project, {"kappa": KAPPA} | {name: PLAIN | {"name": address} for name, address in names.items()})
+    bad = {name: PLAIN | {"name": f"lab_metrics:{name}"} for name in BAD}
+    declare_metrics(project, {"kappa": KAPPA} | bad)
     for _ in range(2):  # a failure isn't cached
         assert main([EXPERIMENT]) == INCOMPLETE
         error = capsys.readouterr().err
@@ -267,6 +285,27 @@ def test_failing_metric_is_named_and_others_are_kept(project: Path, capsys: pyte
         assert "ninformer.0, vit.0" in error and "all other metrics are in" in error
     for line in lines():
         assert own_rows(line).keys() == {"kappa"} and "accuracy" in {row.metric for row in line.metrics}
+
+
+@pytest.mark.parametrize("name", [*sorted(TAKEN), "epoch_1_test_loss"])
+def test_name_that_every_experiment_has_is_refused(name: str) -> None:
+    with pytest.raises(ParamsError, match=f"metrics.{name}: every experiment has a metric of this name"):
+        declared({name: KAPPA})
+
+
+def test_names_of_all_other_metrics_are_taken() -> None:
+    assert {*METRICS, *CLAIMED_METRICS} == TAKEN
+
+
+def test_number_keys_and_random_draws_give_the_same_number_again(project: Path) -> None:
+    weighted = PLAIN | {"name": "lab_metrics:weighted", "weights": {0: 1.0, 1: 2.0}}
+    declare_metrics(project, {"weighted": weighted, "draws": PLAIN | {"name": "lab_metrics:draws"}})
+    state = np.random.get_state()[1]
+    assert main([EXPERIMENT]) == 0
+    found, _ = find_results(project, load_params(project))
+    numbers = [{row.metric: row.value for row in trial.result.metrics if row.by} for trial in found]
+    assert len(numbers) == 2 and numbers[0] == numbers[1] and numbers[0].keys() == {"weighted", "draws"}
+    assert np.array_equal(state, np.random.get_state()[1])
 
 
 def test_metric_with_other_arguments_is_another_one(project: Path) -> None:
