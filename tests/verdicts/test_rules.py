@@ -59,7 +59,7 @@ def test_digest_changes_with_every_rule() -> None:
         ({"looks": {3: -0.5, 5: 1.5}}, "positive shares"),
         ({"alpha_within": 0.5}, "alpha_within is 0.5"),
         ({"alpha_outside": 0.0}, "alpha_outside is 0.0"),
-        ({"minimum": 11}, "but the last analysis is at 10"),
+        ({"minimum": 11}, "expected 1 to 10, the last analysis"),
     ],
 )
 def test_inconsistent_rules_are_refused(change: dict, message: str) -> None:
