@@ -40,8 +40,8 @@ class OwnMetric:
     @property
     def definition(self) -> dict[str, Any]:
         """Return what determines the number; two results that differ in it have different metrics, even of one name."""
-        told = {"address": self.address, "takes": self.takes, "arguments": dict(self.arguments)}
-        definition: dict[str, Any] = json.loads(canonical_json(told))  # as a result line gives it back
+        fields = {"address": self.address, "takes": self.takes, "arguments": dict(self.arguments)}
+        definition: dict[str, Any] = json.loads(canonical_json(fields))  # as a result line gives it back
         return definition
 
     def holds(self, value: float) -> bool:

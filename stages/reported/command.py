@@ -57,6 +57,8 @@ def judge(options: argparse.Namespace) -> Printed:
     """Judge a table of claims by a table of results; rows that can't be judged are listed after the others."""
     from stages.reported import judging, tables
 
+    if options.html:
+        _refuse_input(options.html, options.claims, options.results)
     rules = judging.RULES if options.rules is None else _read_rules(options.rules, judging.RULES)
     judged = tables.judge(options.claims, options.results, rules)
     shown = [str(each) for each in judged.verdicts] + [f"not judged: {problem}" for problem in judged.problems]
@@ -67,7 +69,6 @@ def judge(options: argparse.Namespace) -> Printed:
         title += f", {by}"
         shown.append(f"judged {by}")
     if options.html:
-        _refuse_input(options.html, options.claims, options.results)
         _write(options.html, tables.write_page(judged, title))
         shown.append(f"report: {options.html}")
     document = {

@@ -79,7 +79,7 @@ def open_results(database: str, *, connections: int = 8) -> Sessions:
     url = make_url(database_url(database))
     if url.get_backend_name() == "sqlite":
         creator = partial(_connect_read_only, Path(url.database or ""))
-        engine = create_engine("sqlite://", creator=creator, poolclass=NullPool, json_deserializer=parse_json)
+        engine = create_engine("sqlite://", creator=creator, poolclass=NullPool, json_deserializer=_parse_json)
     else:
         engine = create_engine(url, pool_pre_ping=True, pool_size=connections, max_overflow=0, pool_timeout=5)
         event.listen(engine, "do_connect", _connect_with_limits)
@@ -147,7 +147,7 @@ def _refuse_damaged(context: ExceptionContext) -> None:
         raise damaged(str(error).partition(" with text")[0])
 
 
-def parse_json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:

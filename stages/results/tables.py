@@ -50,7 +50,7 @@ class JSONOf(TypeDecorator):
         super().__init__(none_as_null=True)
         self.kind, self.or_none = kind, or_none
 
-    def process_result_value(self, value: Any, dialect: Dialect | None) -> Any:
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
         if not isinstance(value, self.kind) and not (self.or_none and value is None):
             raise damaged(f"a column of {self.kind.__name__}s holds a {type(value).__name__}")
         return value
