@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic import TypeAdapter
 
-from service.pages.planning import fill_tables
+from service.pages.concluding import fill_tables
 from service.settings import Settings
 from stages.claims.lines import read_deviations
 from stages.cli import CODES, COMMANDS, build_parser

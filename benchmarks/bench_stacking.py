@@ -5,7 +5,7 @@ Compiled stacks must be 2.2 times as fast as the fastest peer at 25 units, 1.3 t
 with our sums, which compiled code keeps), and of all base networks, stacked as batched products.
 
 Batches have 1,024 rows; all sides use Adam and one thread, as with one slot per core, and flush denormals. The rate
-excludes compiling; `stages.scheduling.engine.groups` decides when it pays.
+excludes compiling; `stages.scheduling.groups` decides when it pays.
 Run: python -m benchmarks stacking
 """
 

@@ -32,8 +32,8 @@ from stages.faults import Mistake, stop_on_signals
 from stages.run import RunSpec, canonical_json
 from stages.runs.object_store import open_store
 from stages.runs.store import RunStore, Store
-from stages.scheduling.engine.groups import Event, Group
-from stages.scheduling.engine.local import run_groups
+from stages.scheduling.groups import Event, Group
+from stages.scheduling.local import run_groups
 
 FOLDER = Path("data/campaign")
 COMMAND = "python -m benchmarks.gpu_campaign run {folder} --seconds 500"

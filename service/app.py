@@ -31,8 +31,7 @@ from service.database import queries
 from service.database.comparing import Comparisons
 from service.dependencies import AppState, conditional, dated
 from service.http.access import AccessPolicy, KeyFile, RequestCounter
-from service.http.caching import SHEET, KnownAnswer, NotModified, edition_of
-from service.http.downloads import Exports
+from service.http.caching import SHEET, Exports, KnownAnswer, NotModified, edition_of
 from service.http.errors import ProblemOut, declared, install_error_handlers
 from service.http.middleware import (
     AnswerCache,
@@ -48,11 +47,10 @@ from service.inference import decoding
 from service.inference.batching import Batcher
 from service.inference.choices import Choices
 from service.inference.engine import Engine
-from service.inference.models import Models
-from service.inference.workers import Worker, cores_here, memory_here
+from service.inference.workers import Models, Worker, cores_here, memory_here
 from service.pages import repository, wording
 from service.pages.citing import read_project
-from service.routes import claim_pages, experiment_pages, export, health, inference, oip, pages, reference, results
+from service.routes import claim_pages, experiment_pages, export, inference, oip, pages, reference, results
 from service.settings import Settings
 from service.slots import SessionPool, Slots
 from stages.device import device_for
@@ -115,7 +113,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(results.router, dependencies=[Depends(conditional)])
     for module in (pages, claim_pages, experiment_pages):
         app.include_router(module.router, dependencies=[Depends(conditional), Depends(dated)])
-    for module in (export, oip, health, reference):
+    for module in (export, oip, reference):
         app.include_router(module.router)
     app.openapi = lambda: _describe(app)  # type: ignore[method-assign]
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")

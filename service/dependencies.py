@@ -15,8 +15,7 @@ from starlette.types import Receive
 
 from service.database import queries
 from service.database.comparing import Comparisons
-from service.http.caching import KnownAnswer, tag_answer
-from service.http.downloads import Exports
+from service.http.caching import Exports, KnownAnswer, tag_answer
 from service.http.errors import Problem
 from service.http.middleware import Readiness
 from service.http.monitoring import Metrics

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from stages import stage
 from stages.claims import ClaimsError
-from stages.commands import claims, command, evidence, repro, starting, status, trainings
+from stages.commands import claims, command, evidence, repro, status, trainings
 from stages.commands.command import USAGE, Answer, Argument, Command, Parser, UsageError, arg, print_answer
 from stages.datasets.packed import PackedDataError
 from stages.faults import FAULTS, INTERRUPTED, STOPPED, Mistake, UnknownName, describe_fault, mend_streams
 from stages.params.schema import nearest
-from stages.proving.show import STEPS
 from stages.reported import TableError
 from stages.reported.command import COMMANDS as LIBRARY
 from stages.reported.command import LibraryCommand
-from stages.scheduling.engine.groups import default_engine
+from stages.scheduling.groups import default_engine
+from stages.upkeep.proving import STEPS
 
 CODES = {0: "done", 1: "failed; one line on stderr explains why", USAGE: "mistyped command, option or name"}
 
@@ -47,7 +47,7 @@ COMMANDS = {
     "init": Command(
         does="Start a project of your own in this folder, with an example that trains, records and judges.",
         example="claimcheck init",
-        run=starting.start,
+        run=repro.start,
         document="`files`, names of what was written",
     ),
     "repro": Command(

@@ -12,7 +12,7 @@ from stages.faults import Mistake, in_one_line, stop_on_signals
 from stages.params.experiment import load_params
 from stages.params.stage_inputs import refuse_changed
 from stages.scheduling.display import progress_display
-from stages.scheduling.engine.groups import TrainingsKilled, default_engine
+from stages.scheduling.groups import TrainingsKilled, default_engine
 from stages.scheduling.orphans import dvc_and_shells, exit_when_gone
 from stages.scheduling.planning import longest_first
 from stages.scheduling.runner import slot_devices, train_experiment

@@ -19,7 +19,7 @@ from stages.params.experiment import load_params, merge, read_files
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.equivalence import Compared, EquivalenceLine, Proof, path_of
 from stages.runs.store import Attempt, RunStore
-from stages.scheduling.engine.leases import Leases
+from stages.scheduling.leases import Leases
 from tests.packed_table import pack_images
 from tests.preloaded import python
 

@@ -39,11 +39,10 @@ ALLOWED: dict[str, set[str]] = {
         *("run", "faults", "citation", "device", "ops", "runs", "params", "datasets", "training", "checkpoint"),
         *("evaluation", "claims", "recording", "results"),
     },
-    "proving": {"run", "faults", "runs", "params", "datasets"},
     "reported": {"rules", "verdicts"},
     "commands": {
         *("faults", "run", "runs", "params", "datasets", "checkpoint", "evaluation", "scheduling", "results"),
-        *("claims", "verdicts", "recording", "upkeep", "proving"),
+        *("claims", "verdicts", "recording", "upkeep"),
     },
     "worker": {*("run", "device", "ops", "runs", "datasets", "training", "checkpoint", "evaluation")},
 }
@@ -65,8 +64,9 @@ SERVICE: dict[str, set[str]] = {
     "__main__": {"settings", "inference", "http", "app"},
 }
 WITHOUT_TORCH = (
-    *("run", "rules", "runs", "params", "verdicts", "reported", "claims", "results", "recording", "proving"),
-    *("scheduling.engine", "scheduling.runner", "scheduling.journal", "fetch", "preprocess"),
+    *("run", "rules", "runs", "params", "verdicts", "reported", "claims", "results", "recording", "upkeep.proving"),
+    *("scheduling.groups", "scheduling.leases", "scheduling.local", "scheduling.ray_bridge", "scheduling.ray_engine"),
+    *("scheduling.ray_task", "scheduling.runner", "scheduling.journal", "fetch", "preprocess"),
 )
 # A worker starts with only these installed.
 WORKER_PACKAGES = {"torch", "numpy", "safetensors"}

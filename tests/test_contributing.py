@@ -26,9 +26,8 @@ from stages.recording.sources import find_results, lab_seeds
 from stages.run import canonical_json, environment_digest
 from stages.runs.consistency import find_repeats
 from stages.runs.evidence import COLUMNS, Curves, EpochRow, EvidenceLine, read_lines, seal
-from stages.upkeep import contributing, retraining
-from stages.upkeep.contributing import accept
-from stages.upkeep.retraining import ContributionError, chance_of_passing
+from stages.upkeep import contributing
+from stages.upkeep.contributing import ContributionError, accept, chance_of_passing
 from stages.upkeep.verifying import LAB_FILES, Trail, check_evidence
 from tests.doc_examples import is_printed, read_examples
 from tests.packed_table import pack_images
@@ -337,7 +336,7 @@ def test_forgery_is_refused_for_its_own_reason(
     clones: tuple[Path, Path], ours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     change, reason, deposits, epochs = OF_DEPOSITS.get(name) or (*FORGERIES[name], NONE, 0)
-    monkeypatch.setattr(retraining, "CHANCE", 2 / 2**4)  # four first epochs can have a common sign
+    monkeypatch.setattr(contributing, "CHANCE", 2 / 2**4)  # four first epochs can have a common sign
     key = clones[0].parent / "key"
     file = forged(clones[1] / "uni-oslo.zip", tmp_path / "forged.zip", change, key=key, deposits=deposits)
     with pytest.raises(ContributionError, match=reason):
@@ -409,8 +408,8 @@ def test_rounding_has_no_common_sign() -> None:
 
     def common(shift: float) -> int:
         noise = [draw.normal(shift, 0.01) for _ in range(12)]
-        again = [retraining._Again(row, {"train_loss": 1.0, "test_accuracy": 0.5 + one}, False) for one in noise]
-        return len([*retraining._common_signs(again)])
+        again = [contributing._Again(row, {"train_loss": 1.0, "test_accuracy": 0.5 + one}, False) for one in noise]
+        return len([*contributing._common_signs(again)])
 
     assert sum(common(0.0) for _ in range(100)) <= 2
     assert [common(0.02) for _ in range(5)] == [1] * 5
@@ -447,7 +446,7 @@ def test_signature_is_the_lab_s_own_and_of_these_lines(
     (tmp_path / "damaged.zip").write_bytes(damaged)
     with pytest.raises(ContributionError, match="can't be read"):
         give(ours, tmp_path / "damaged.zip", key=public)
-    monkeypatch.setattr(retraining, "MOST_BYTES", 100)
+    monkeypatch.setattr(contributing, "MOST_BYTES", 100)
     with pytest.raises(ContributionError, match="is larger than 100 bytes"):
         give(ours, oslo, key=public)
     monkeypatch.undo()
@@ -513,10 +512,10 @@ def test_training_must_not_stop_earlier_than_its_rule_says() -> None:
         assert "val_loss can't be read" in contributing._check_end(dataclasses.replace(line, curves=unknown)).detail
 
 
-def compare(row: EpochRow, *, is_false: bool) -> retraining._Again:
+def compare(row: EpochRow, *, is_false: bool) -> contributing._Again:
     if is_false:
-        raise retraining._Differs("invented")
-    return retraining._Again(row, {}, is_alike=True)
+        raise contributing._Differs("invented")
+    return contributing._Again(row, {}, is_alike=True)
 
 
 def test_chance_that_false_epochs_are_not_drawn_is_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -526,11 +525,11 @@ def test_chance_that_false_epochs_are_not_drawn_is_as_printed(monkeypatch: pytes
     for false, drawn in ((1, 3), (3, 3), (9, 1)):
         chosen = set(random.Random(false).sample(range(10), false))
         monkeypatch.setattr(
-            retraining.Retraining,
+            contributing.Retraining,
             "_compare_epoch",
             lambda self, trial, epoch, chosen=chosen: compare(curves[0], is_false=epoch in chosen),
         )
-        again: Any = retraining.Retraining(Path(), None, packed, torch.device("cpu"))  # type: ignore[arg-type]
+        again: Any = contributing.Retraining(Path(), None, packed, torch.device("cpu"))  # type: ignore[arg-type]
         tries = [again.train_again([trial], drawn) for _ in range(4000)]
         passed = sum(not any(trail.broken for trail in trails) for trails, _ in tries) / len(tries)
         assert passed == pytest.approx(chance_of_passing(10, false, drawn), abs=0.03)

@@ -8,7 +8,6 @@ import pytest
 
 from stages.datasets.packed import PackedInfo, TableSet, TokenSet, digest_packed, read_info, write_packed
 from stages.params.experiment import load_params
-from stages.proving.show import KnownRun, PackedSets, cut_run
 from stages.run import (
     EarlyStopSpec,
     ModelSpec,
@@ -21,6 +20,7 @@ from stages.run import (
     training_counts,
 )
 from stages.runs.equivalence import path_of
+from stages.upkeep.proving import KnownRun, PackedSets, cut_run
 from tests.project import REPOSITORY, pack_stand_in
 
 PARAMS = load_params(REPOSITORY)

@@ -23,14 +23,14 @@ INPUTS = stage_inputs(PARAMS)
 IMPORT_BY_NAME = {
     "analyse.py",  # papers' findings
     "commands/preloaded.py",  # libraries and stages
-    "scheduling/engine/groups.py",  # engines
-    "scheduling/engine/local.py",  # worker
+    "scheduling/groups.py",  # engines
+    "scheduling/local.py",  # worker
     "runs/object_store.py",  # object-store package
-    "scheduling/engine/ray_bridge.py",  # Ray
-    "scheduling/engine/ray_task.py",  # worker
+    "scheduling/ray_bridge.py",  # Ray
+    "scheduling/ray_task.py",  # worker
     "reported/command.py",  # the application
     "upkeep/exporting.py",  # packages of exports
-    "proving/driver.py",  # in no stage: the code of another revision
+    "upkeep/driver.py",  # in no stage: the code of another revision
     "papers/__init__.py",  # papers' models
     "evaluation/scores.py",  # metrics of other packages: `measuring` in stage_inputs
     "training/tasks.py",  # tasks of other packages: `named` in stage_inputs

@@ -13,12 +13,12 @@ import pytest
 
 from stages.ops.fast import cpp, dropout
 from stages.params.experiment import load_params, plan_runs
-from stages.proving import driver
 from stages.run import AugmentationSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
 from stages.runs.equivalence import PATH, Equivalences, read_equivalences
 from stages.runs.evidence import EvidenceError, seal
 from stages.runs.fingerprint import kind_of, source_digest
 from stages.scheduling.runner import cached_keys
+from stages.upkeep import driver
 from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, copy_stages, environment, git, make_project, shown_same
 
@@ -178,7 +178,7 @@ COMPARE_AGAIN = """
 import json
 from pathlib import Path
 from stages.params.experiment import load_params
-from stages.proving.show import compare_again
+from stages.upkeep.proving import compare_again
 print(json.dumps([*compare_again(Path(), load_params())]))
 """
 

@@ -9,7 +9,7 @@ from stages.commands import evidence as housekeeping
 from stages.commands.evidence import ABANDONED_SECONDS, disk_usage, remove_leftovers, remove_objects
 from stages.runs.object_store import ObjectStore, StoreFault, open_store
 from stages.runs.store import RunStore, remember, stack_id
-from stages.scheduling.engine.leases import Leases
+from stages.scheduling.leases import Leases
 from tests.project import bare_spec
 from tests.scheduling.racer import claim
 

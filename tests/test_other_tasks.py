@@ -437,12 +437,12 @@ def test_wrong_tensor_is_explained(client: TestClient, changes: dict[str, Any], 
 
 def test_answer_is_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [("file", png_of(np.zeros((1, 8, 8), dtype=np.uint8)))] * 3
-    monkeypatch.setattr("service.inference.answers.MOST_MASK_PIXELS", 128)
+    monkeypatch.setattr("service.inference.engine.MOST_MASK_PIXELS", 128)
     answer = client.post("/predict?dataset=masks", files=files)
     assert answer.status_code == 413
     assert answer.json()["detail"] == (
         "the masks would have 192 pixels; at most 128: send fewer images or name fewer models"
     )
-    monkeypatch.setattr("service.inference.answers.MOST_CLASSES", 8)
+    monkeypatch.setattr("service.inference.engine.MOST_CLASSES", 8)
     answer = client.post("/predict?dataset=arrays&top_k=1", files=files)
     assert answer.status_code == 413 and answer.json()["detail"].endswith("send fewer images or name fewer models")

@@ -17,8 +17,8 @@ from sklearn.metrics import r2_score
 from stages.checkpoint.contract import CheckpointError
 from stages.checkpoint.predictor import load_predictor
 from stages.cli import main
+from stages.datasets.manifest import DatasetError
 from stages.datasets.packed import read_images, read_info
-from stages.datasets.verified import DatasetError
 from stages.evaluation.scores import score
 from stages.params.experiment import Params, ParamsError, SourceFile, load_params, plan_runs
 from stages.params.metrics import OwnMetric

@@ -392,7 +392,7 @@ def test_editing_a_users_module_during_training_publishes_nothing(with_mine: Pat
 import threading
 from pathlib import Path
 from stages.scheduling import runner
-from stages.scheduling.engine import local
+from stages.scheduling import local
 from stages.params.experiment import load_params
 path = Path("mine/helpers.py")
 run_groups = local.run_groups

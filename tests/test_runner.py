@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import ParamsError, load_params
 from stages.runs.store import RunStore, outcome_digest, read_run_list, seal
-from stages.scheduling.engine.groups import Event
+from stages.scheduling.groups import Event
 from stages.scheduling.planning import longest_first
 from stages.scheduling.runner import keyed_runs, slot_devices, train_experiment
 from stages.training import canary

@@ -16,7 +16,7 @@ import pytest
 from stages.faults import describe_fault
 from stages.runs.object_store import Bucket, ObjectStore, StoreFault
 from stages.runs.store import RunStore, Store
-from stages.scheduling.engine.leases import Leases, process_identity
+from stages.scheduling.leases import Leases, process_identity
 from tests.preloaded import python
 from tests.project import environment
 from tests.resource_limits import drop_root_privileges, limit_file_size

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from stages.runs.object_store import ObjectStore, open_store
-from stages.scheduling.engine.leases import Leases
 from stages.scheduling.journal import PREFIX
+from stages.scheduling.leases import Leases
 from tests.object_server import ObjectServer
 from tests.preloaded import python
 from tests.project import EXPERIMENT, environment, make_project

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import AliasPath, Field, model_validator
 
-from service.database.curves import ObservedPointOut
+from service.database.comparing import ObservedPointOut
 from service.database.schemas import Out, RegistrationOut
 from stages.results import (
     NOT_OF_SIZE,

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.database.curves import are_of
+from service.database.comparing import are_of
 from service.database.schemas import SampleOut
 from stages.datasets.packed import PackedDataError, PackedInfo, read_info
 from stages.results import Array, ExperimentComparison, Result, unpack_confusion, unpack_correct

@@ -181,7 +181,12 @@ class ProblemDetailsMiddleware(HttpMiddleware):
                 words += message.get("body", b"")[:200]
                 if not message.get("more_body", False):
                     start, held = held, None
-                    problem = _as_problem(Request(scope), start, words.decode("utf-8", "replace"))
+                    headers = dict(Headers(raw=[pair for pair in start["headers"] if pair[0] not in BODY_HEADERS]))
+                    said = words.decode("utf-8", "replace").strip().rstrip(".") or title_of(start["status"])
+                    if size := headers.get("content-range", "").partition("/")[2]:
+                        said = f"the range begins beyond the end of the file, which has {size} bytes"
+                    said = said[0].lower() + said[1:]
+                    problem = problem_response(Request(scope), start["status"], said, headers)
                     await problem(scope, receive, send_as_problem)
 
         try:
@@ -194,14 +199,6 @@ class ProblemDetailsMiddleware(HttpMiddleware):
                 response = fault_response(request, error)
             if not has_begun:
                 await response(scope, receive, send)
-
-
-def _as_problem(request: Request, start: Message, words: str) -> Response:
-    headers = dict(Headers(raw=[pair for pair in start["headers"] if pair[0] not in BODY_HEADERS]))
-    if size := headers.get("content-range", "").partition("/")[2]:
-        words = f"the range begins beyond the end of the file, which has {size} bytes"
-    words = words.strip().rstrip(".") or title_of(start["status"])
-    return problem_response(request, start["status"], words[0].lower() + words[1:], headers)
 
 
 class RequestCheckMiddleware(HttpMiddleware):
@@ -322,7 +319,10 @@ class AnswerCache(HttpMiddleware):
                 is_tagged = message["status"] == 200 and "etag" in state and "content" in state
                 start = [*message["headers"]] if is_tagged else None
             elif start is not None and not message.get("more_body") and len(message["body"]) <= CACHED_BYTES // 32:
-                self._expect(state["content"])
+                if state["content"] != self._content:  # the last reading didn't find it, so another one is needed
+                    self._content, self._read_at = state["content"], -math.inf
+                    if self._reading is not None:
+                        self._reading.cancel()
                 if state["etag"] == tag_of(scope, headers, self._edition, state["content"]):
                     self.cached[*kind, state["etag"]] = CachedAnswer(scope.get("route"), start, message["body"])
             else:
@@ -334,13 +334,6 @@ class AnswerCache(HttpMiddleware):
             await self.app(scope, receive, send_and_cache)
         if known is not None:
             await known(scope, receive, send)
-
-    def _expect(self, content: str) -> None:
-        """Require another reading if an answer was made from content that the last reading didn't find."""
-        if content != self._content:
-            self._content, self._read_at = content, -math.inf
-            if self._reading is not None:
-                self._reading.cancel()
 
     async def _is_current(self, content: str) -> bool:
         """Return True if the database has this content, by a reading that is at most `FRESH_SECONDS` old."""
@@ -370,21 +363,19 @@ class KeysAndRates(HttpMiddleware):
     def __init__(self, app: ASGIApp, policy: AccessPolicy) -> None:
         self.app, self.policy, self._one = app, policy, CapacityLimiter(1)
 
-    async def _admit(self, authorization: str, client: str) -> str | None:
-        if not self.policy.counts.is_file:
-            return self.policy.admit(authorization, client)
-        try:
-            async with asyncio.timeout(COUNT_SECONDS):
-                return await to_thread.run_sync(self.policy.admit, authorization, client, limiter=self._one)
-        except TimeoutError:
-            raise AccessDenied(503, "requests can't be counted at the moment", {"retry-after": "2"}) from None
-
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "POST":
             client = scope.get("client")
             try:
-                authorization = Headers(scope=scope).get("authorization", "")
-                scope["state"]["key"] = await self._admit(authorization, client[0] if client else "")
+                given = Headers(scope=scope).get("authorization", ""), client[0] if client else ""
+                if self.policy.counts.is_file:
+                    async with asyncio.timeout(COUNT_SECONDS):
+                        key = await to_thread.run_sync(self.policy.admit, *given, limiter=self._one)
+                else:
+                    key = self.policy.admit(*given)
+                scope["state"]["key"] = key
+            except TimeoutError:
+                raise AccessDenied(503, "requests can't be counted at the moment", {"retry-after": "2"}) from None
             except AccessDenied as refused:
                 scope["state"]["key"] = refused.key
                 raise

@@ -25,9 +25,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from cachetools import TTLCache
 
-from service.inference.models import Model
 from service.inference.processes import ProcessGone
-from service.inference.workers import NeverBegan, PassFailed, Worker
+from service.inference.workers import Model, NeverBegan, PassFailed, Worker
 from service.slots import FairQueue, Request, Ticket, current_client, refuse
 from stages.checkpoint.contract import CheckpointError
 
@@ -178,7 +177,15 @@ class Batcher:
         with self._changed:
             if self._stopping.is_set() or len(self._given_up) == len(self.workers):
                 raise InferenceStopped("inference isn't running")
-            jobs = [self._jobs_of(request, model, images, only) for model, images in questions]
+            jobs = list[list[ImageJob]]()
+            for model, images in questions:
+                self.require_enabled(model)
+                size = max(1, min(self.max_batch, int(PASS_SECONDS / model.seconds)))
+                parts = (images[start : start + size] for start in range(0, len(images), size))
+                own = [(part, len(part) * model.seconds) for part in parts]
+                jobs.append(
+                    [ImageJob(request=request, cost=cost, model=model, images=part, only=only) for part, cost in own]
+                )
             self._queue.put(list(itertools.chain(*jobs)))
             self._active[request.client] = None
             self._wake()
@@ -192,15 +199,6 @@ class Batcher:
         """Raise `Busy` if `submitted` would, before images are decoded for nothing."""
         with self._changed:
             self._queue.require_capacity(current_client.get(), sum(images * model.seconds for model in models))
-
-    def _jobs_of(self, request: Request, model: Model, images: np.ndarray, only: Worker | None) -> list[ImageJob]:
-        self.require_enabled(model)
-        size = max(1, min(self.max_batch, int(PASS_SECONDS / model.seconds)))
-        parts = [images[start : start + size] for start in range(0, len(images), size)]
-        return [
-            ImageJob(request=request, cost=len(part) * model.seconds, model=model, images=part, only=only)
-            for part in parts
-        ]
 
     async def predict(self, model: Model, images: np.ndarray, only: Worker | None = None) -> np.ndarray:
         """Return what `Predictor.predict` returns for uint8 images [N, C, H, W]; a cancelled call leaves the queue.

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from service.database import queries
 from service.database.queries import MAX_NAMES, ServedCheckpoint, list_checkpoints
-from service.inference.models import state_of
+from service.inference.workers import state_of
 from service.slots import SessionPool
 from stages.results import UnknownName, database_url
 

@@ -142,9 +142,9 @@ class Decoder:
         for number in sorted(small):
             if number:
                 await asyncio.sleep(0)  # lets other requests run in between
-            is_tiny = _is_tiny(uploads[number], outlines[number])
             content = uploads[number].content
-            work = _decode_here(content, shapes) if is_tiny else self._in_thread(_decode_all, content, shapes)
+            is_here = is_tiny(content, outlines[number])
+            work = _decode_here(content, shapes) if is_here else self._in_thread(_decode_all, content, shapes)
             await keep(decoded, number, work)
         if not decoded:
             raise errors[0]
@@ -233,8 +233,8 @@ class Decoder:
         raise ImageError(f"decoding takes longer than {self.seconds:g} s, the limit for all images of a request")
 
 
-def _is_tiny(upload: Upload, image: Outline) -> bool:
-    content = upload.content
+def is_tiny(content: bytes, image: Outline) -> bool:
+    """Return True if decoding takes less than a switch of threads."""
     return len(content) <= TINY_BYTES and image.work <= TINY_WORK and not any(part in content for part in UNPACKED)
 
 
@@ -260,20 +260,19 @@ def _decode_until_closed(connection: Connection, memory_bytes: int) -> None:
     while True:
         try:
             content, shapes = connection.recv()
-            connection.send(_answer(content, shapes, memory_bytes, has_all))
+            answer: Decoded | Exception
+            try:
+                answer = _decode_all(content, shapes)
+            except ImageError as error:
+                answer = error
+            except MemoryError:
+                answer = ImageTooLarge(f"decoding takes more than {memory_bytes >> 20} MB")
+                if not has_all:
+                    limited = "images can't be decoded at the moment: this machine limits memory (ulimit -v)"
+                    answer = InferenceStopped(limited)
+            connection.send(answer)
         except (EOFError, OSError):
             return
-
-
-def _answer(content: bytes, shapes: Sequence[Shape], memory_bytes: int, has_all: bool) -> Decoded | Exception:
-    try:
-        return _decode_all(content, shapes)
-    except ImageError as error:
-        return error
-    except MemoryError:
-        if not has_all:
-            return InferenceStopped("images can't be decoded at the moment: this machine limits memory (ulimit -v)")
-        return ImageTooLarge(f"decoding takes more than {memory_bytes >> 20} MB")
 
 
 def _limit_memory(memory_bytes: int) -> bool:

@@ -1,8 +1,10 @@
-"""Predictions from uploaded images and chosen checkpoints."""
+"""Predictions from uploaded images and chosen checkpoints: classes, labels, numbers or masks."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -11,16 +13,93 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
+from PIL import Image
 
 from service.database.queries import ServedCheckpoint
-from service.database.schemas import ImageAnswersOut, ModelOut, PredictionOut
-from service.inference.answers import TooManyAnswers, describe_answer, require_size
+from service.database.schemas import (
+    AnswerOut,
+    ClassOut,
+    ImageAnswersOut,
+    LabelOut,
+    LabelsAnswerOut,
+    MaskAnswerOut,
+    ModelOut,
+    NumberOut,
+    NumbersAnswerOut,
+    PredictionOut,
+    ShareOut,
+)
 from service.inference.batching import AnswerFailed, Batcher, ImageJob, InferenceStopped, ModelUnavailable, answers
 from service.inference.decoding import Decoder, Upload, all_or_none
-from service.inference.models import Model, Models, cost_of
-from service.inference.workers import Worker
+from service.inference.workers import Model, Models, Worker, cost_of
 from service.slots import Busy
-from stages.checkpoint.contract import CheckpointError
+from stages.checkpoint.contract import CheckpointError, InputContract
+
+MOST_CLASSES = 20_480
+"""Classes in one answer, which is written on the event loop: 10 for each of 32 images by 64 models."""
+MOST_MASK_PIXELS = 8_000_000
+"""Pixels of all masks in one answer: at worst as many bytes before base64."""
+COLOURS = np.stack(
+    [sum((np.arange(256) >> 3 * bit + channel & 1) << 7 - bit for bit in range(3)) for channel in range(3)], axis=1
+).astype(np.uint8)
+"""Red, green and blue of each class in a mask, [256, 3], as in PASCAL VOC."""
+
+
+class TooManyAnswers(ValueError):
+    """A request needs more answers than the queue or a response can hold."""
+
+
+def require_size(contracts: Sequence[InputContract], images: int, top_k: int) -> None:
+    """Check that the answers of these models to so many images aren't too large.
+
+    Raises:
+        TooManyAnswers: they would have more than `MOST_CLASSES` or `MOST_MASK_PIXELS`.
+    """
+    sizes = [min(top_k, len(one.classes)) if one.kind == "images" else len(one.classes) for one in contracts]
+    advice = "send fewer images or name fewer models"
+    if (classes := images * sum(sizes)) > MOST_CLASSES:
+        advice = "lower top_k" if all(one.kind == "images" for one in contracts) else advice
+        raise TooManyAnswers(f"the answer would have {classes:,} classes; at most {MOST_CLASSES:,}: {advice}")
+    pixels = images * sum(one.shape[1] * one.shape[2] for one in contracts if one.kind == "segmentation")
+    if pixels > MOST_MASK_PIXELS:
+        raise TooManyAnswers(f"the masks would have {pixels:,} pixels; at most {MOST_MASK_PIXELS:,}: {advice}")
+
+
+def describe_answer(
+    checkpoint: str, contract: InputContract, output: np.ndarray, top_k: int
+) -> AnswerOut | LabelsAnswerOut | NumbersAnswerOut | MaskAnswerOut:
+    """Describe the model's output for one image, a row of what `Predictor.predict` returns.
+
+    A classifier's `top_k` likeliest classes come first, ties in class order; a mask's classes by their shares.
+    """
+
+    def name(index: int) -> str:  # a network may have more outputs than its data have classes
+        return contract.classes[index] if index < len(contract.classes) else f"output {index}"
+
+    if contract.kind == "multi-label":
+        labels = [
+            LabelOut(index=k, name=name(k), probability=p, is_predicted=p >= 0.5) for k, p in enumerate(output.tolist())
+        ]
+        return LabelsAnswerOut(checkpoint=checkpoint, labels=labels)
+    if contract.kind == "regression":
+        numbers = [NumberOut(index=k, name=name(k), value=value) for k, value in enumerate(output.tolist())]
+        return NumbersAnswerOut(checkpoint=checkpoint, numbers=numbers)
+    if contract.kind == "segmentation":
+        shares = np.bincount(output.reshape(-1)) / output.size
+        found = [
+            ShareOut(index=k, name=name(k), share=shares[k], colour=f"#{COLOURS[k].tobytes().hex()}")
+            for k in np.argsort(-shares, kind="stable").tolist()
+            if shares[k]
+        ]
+        image, buffer = Image.fromarray(output), io.BytesIO()
+        image.putpalette(COLOURS.tobytes())
+        image.save(buffer, "PNG")
+        mask = base64.b64encode(buffer.getvalue()).decode("ascii")
+        return MaskAnswerOut(checkpoint=checkpoint, shares=found, mask=mask)
+    order = np.argsort(-output, kind="stable")[:top_k]
+    top = [ClassOut(index=k, name=name(k), probability=float(output[k])) for k in order.tolist()]
+    return AnswerOut(checkpoint=checkpoint, top=top)
+
 
 THREADS = 4
 Done = TypeVar("Done")
@@ -138,8 +217,16 @@ async def predict(
             for number, upload in enumerate(uploads)
         ],
         models=[
-            _model(served_checkpoint, seconds)
-            for served_checkpoint, (_, seconds) in zip(served_checkpoints, answered, strict=True)
+            ModelOut.model_validate(
+                {
+                    **vars(one),
+                    "checkpoint": one.id,
+                    "weights_sha256": one.sha256,
+                    "our_accuracy": None if one.is_stand_in else one.accuracy,
+                    "seconds": seconds,
+                }
+            )
+            for one, (_, seconds) in zip(served_checkpoints, answered, strict=True)
         ],
         seconds=time.perf_counter() - started,
     )
@@ -148,13 +235,3 @@ async def predict(
 async def _timed(jobs: Sequence[ImageJob]) -> tuple[np.ndarray, float]:
     before = time.perf_counter()
     return await answers(jobs), time.perf_counter() - before
-
-
-def _model(served_checkpoint: ServedCheckpoint, seconds: float) -> ModelOut:
-    own = {
-        "checkpoint": served_checkpoint.id,
-        "weights_sha256": served_checkpoint.sha256,
-        "our_accuracy": None if served_checkpoint.is_stand_in else served_checkpoint.accuracy,
-        "seconds": seconds,
-    }
-    return ModelOut.model_validate(vars(served_checkpoint) | own)

@@ -64,7 +64,10 @@ class Process:
         with self._changing:
             if self._is_stopped:
                 return
-            _end_stopped_server()
+            server: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+            if server is not None and _statistics(server)[:1] == ["T"]:  # stopped by SIGSTOP, so it would never answer
+                os.kill(server, signal.SIGKILL)
+                os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
             load_ahead()
             context = multiprocessing.get_context("forkserver")
             connection, theirs = context.Pipe()
@@ -178,14 +181,6 @@ def _statistics(pid: int | None) -> list[str]:
     except OSError:
         return []
     return line.rpartition(")")[2].split()
-
-
-def _end_stopped_server() -> None:
-    """Kill the preloaded process if SIGSTOP has stopped it, because it would never answer; `load_ahead` replaces it."""
-    server: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
-    if server is not None and _statistics(server)[:1] == ["T"]:
-        os.kill(server, signal.SIGKILL)
-        os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
 
 
 def load_ahead() -> None:

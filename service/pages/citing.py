@@ -14,9 +14,8 @@ from typing import Any
 
 import yaml
 
-from service.pages.legend import address_of, is_part, key_of, meaning_of
 from service.pages.opening import holds_in_its_order_only
-from service.pages.wording import name_with_value, verdict_in_words
+from service.pages.wording import address_of, is_part, key_of, meaning_of, name_with_value, verdict_in_words
 from stages.citation import CITATION, name_author, read_about, read_licences
 from stages.results import (
     AGAINST_THE_PAPER,

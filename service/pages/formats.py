@@ -10,7 +10,7 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-from service.database.curves import name_quantity
+from service.database.comparing import name_quantity
 from stages.results import METRICS, Claim
 
 NONE = "–"

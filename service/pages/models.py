@@ -11,8 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from service.database.comparing import Answer, ComparedModel, metrics_of
-from service.database.curves import Curve
+from service.database.comparing import Answer, ComparedModel, Curve, metrics_of
 from service.pages.formats import duration, exact, listed, percent, span, value_in, value_with
 from service.pages.plots import Axis, Ink, Mark, axis_of, mark_of
 from stages.results import (

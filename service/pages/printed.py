@@ -10,13 +10,11 @@ from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
-from service.database.comparing import Answer
-from service.database.curves import Curve, known_curves, list_curves, name_curve
+from service.database.comparing import Answer, Curve, known_curves, list_curves, name_curve
 from service.pages.charts import draw_costs, draw_curve
 from service.pages.formats import exact, names_baseline_first, value_in
-from service.pages.legend import word_of
 from service.pages.plots import Drawing, inks_of
-from service.pages.wording import name_metric
+from service.pages.wording import name_metric, word_of
 from stages.results import (
     METRICS,
     Claim,
@@ -91,7 +89,16 @@ def lay_out(
             pair = pairs.setdefault(row.claim.metric, {}).setdefault((f"{model} against {other}", dataset), Cell())
             pair.gains.append(("", row))
     pairs = {metric: cells for metric, cells in pairs.items() if len(cells) > 1}
-    tables = [_table(metric, cells, found is pairs) for found in (values, pairs) for metric, cells in found.items()]
+    tables = []
+    for found in (values, pairs):
+        for metric, cells in found.items():
+            columns = tuple(dict.fromkeys(dataset for _, dataset in cells))
+            rows = [
+                (model, tuple(cells.get((model, dataset)) for dataset in columns))
+                for model in dict.fromkeys(model for model, _ in cells)
+            ]
+            title, is_of_pairs = name_metric(metric), found is pairs
+            tables.append(PrintedTable(metric=title, is_of_pairs=is_of_pairs, columns=columns, rows=tuple(rows)))
     laid_out = {row.claim.id for table in tables for row in table.claims}
     return tables, [row for row in judged if row.claim.id not in laid_out]
 
@@ -102,17 +109,6 @@ def _place(row: JudgedClaim, titles: Mapping[str, str], arms: Mapping[tuple[str,
         return None
     model = arms.get((row.experiments[0], row.claim.arm or ""))
     return (model, titles[row.datasets[0]]) if model else None
-
-
-def _table(metric: str, filled: Mapping[tuple[str, str], Cell], is_of_pairs: bool) -> PrintedTable:
-    columns = tuple(dict.fromkeys(dataset for _, dataset in filled))
-    models = dict.fromkeys(model for model, _ in filled)
-    return PrintedTable(
-        metric=name_metric(metric),
-        is_of_pairs=is_of_pairs,
-        columns=columns,
-        rows=tuple((model, tuple(filled.get((model, dataset)) for dataset in columns)) for model in models),
-    )
 
 
 def count_errors(judged: Sequence[JudgedClaim]) -> dict[str, tuple[int, int]]:

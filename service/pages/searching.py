@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from service.pages.formats import RELATIVE, print_value
-from service.pages.legend import word_of
-from service.pages.wording import name_metric, ours_in_words
+from service.pages.wording import name_metric, ours_in_words, word_of
 from stages.results import JudgedClaim, Word
 
 ClaimColumn = Literal["claim", "paper", "ours", "verdict"]

@@ -10,36 +10,11 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator
 
 from service.database import queries
-from service.database.comparing import first_of_each_dataset
-from service.database.curves import list_behind
+from service.database.comparing import first_of_each_dataset, list_behind
 from service.database.queries import lacking_test_images, list_deviations, list_mentioned, tally_of
 from service.dependencies import Compare, ResultsSession, app_state_of, render_page, site_of
 from service.http.errors import declared
-from service.pages import (
-    charts,
-    citing,
-    concluding,
-    dots,
-    legend,
-    models,
-    opening,
-    planning,
-    plots,
-    printed,
-    repository,
-    searching,
-    wording,
-)
-from service.pages.versus import (
-    Pair,
-    answer_versus,
-    describe_images,
-    draw_gain,
-    facts_of,
-    first_pair,
-    list_titles,
-    name_sides,
-)
+from service.pages import charts, citing, concluding, models, opening, plots, printed, repository, searching, wording
 from stages.results import (
     ClaimFilter,
     JudgedClaim,
@@ -55,7 +30,7 @@ from stages.results import (
 )
 
 router = APIRouter(include_in_schema=False)
-Word = Annotated[str | None, AfterValidator(lambda word: word and legend.known_word(word)), Query(max_length=64)]
+Word = Annotated[str | None, AfterValidator(lambda word: word and wording.known_word(word)), Query(max_length=64)]
 CLAIMS_PER_PAGE = 100
 MAX_PLOTTED = 10  # numbers at the top of a paper's page
 GROUNDS = ("results", "finding", "params", "none")  # order of the list of all claims
@@ -74,7 +49,7 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
         ]
         for paper in papers
     }
-    drawn = {name: [row for row in rows if dots.share_of(row)] for name, rows in by_paper.items()}
+    drawn = {name: [row for row in rows if charts.share_of(row)] for name, rows in by_paper.items()}
     names = wording.name_claims(session, [row for rows in drawn.values() for row in rows])
     by_experiment = {item.experiment: item for item in comparisons}
     marks = Counter(row.verdict.mark for row in judged if row.verdict.registration)
@@ -82,15 +57,15 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
         request,
         "front.html",
         papers=papers,
-        strips={name: dots.draw_strip(rows, names) for name, rows in drawn.items()},
+        strips={name: charts.draw_strip(rows, names) for name, rows in drawn.items()},
         counts={tally.paper: tally for tally in tallies},
         cards=opening.cards_of(tallies),
         open=opening.still_open(tallies),
         answers={name: opening.answer(rows, by_experiment) for name, rows in asked.items()},
         exploratory=sum(number for mark, number in marks.items() if mark != "confirmatory"),
         planned=opening.prospects(opening.add(Outlook, [tally.outlook for tally in tallies])),
-        pair=first_pair(asked.values(), comparisons),
-        titles=list_titles(comparisons),
+        pair=opening.first_pair(asked.values(), comparisons),
+        titles=opening.list_titles(comparisons),
         datasets=datasets,
         overview=first_of_each_dataset([item for item in comparisons if item.provenance]),
     )
@@ -108,21 +83,21 @@ def show_paper(
     paper = queries.find_paper(session, name)
     counts = tally_of(session, name)
     every = list_judged(session, ClaimFilter(paper=name))
-    judged = [row for row in every if legend.has_word(row, verdict)]
+    judged = [row for row in every if wording.has_word(row, verdict)]
     parts = printed.take_apart(judged)
     groups = {**parts.results, COMPUTED: parts.computed, "counted": parts.counted, "settings": parts.settings}
     looks = models.first_looks(name, judged, compare, queries.list_datasets(session))
     titles, arms = wording.titles_of(session)
     deviations = list_deviations(session, name)
     names = {row.claim.id: wording.name_claim(row, titles, arms) for row in judged}
-    drawn, state = dots.draw_lines(judged, names), app_state_of(request)
+    drawn, state = charts.draw_lines(judged, names), app_state_of(request)
     return render_page(
         request,
         "paper.html",
         paper=paper,
         tally=counts,
         before_use=[*paper.before_use, *(filter(None, [opening.describe_open(counts)]) if counts else [])],
-        words=Counter(legend.word_of(row) for row in every),
+        words=Counter(wording.word_of(row) for row in every),
         prospects=opening.prospects(counts.outlook) if counts else "",
         discoveries=opening.describe_discoveries(counts) if counts else "",
         grounds=opening.by_ground([counts]) if counts else [],
@@ -175,15 +150,15 @@ def show_versus(
         request,
         "versus.html",
         found=found,
-        sentence=answer_versus(found) if found else "",
-        images=describe_images(found) if found else "",
-        sides=name_sides(found) if found else (),
-        plot=draw_gain(found) if found else None,
-        facts=facts_of(found) if found else [],
+        sentence=opening.answer_versus(found) if found else "",
+        images=opening.describe_images(found) if found else "",
+        sides=opening.name_sides(found) if found else (),
+        plot=opening.draw_gain(found) if found else None,
+        facts=opening.facts_of(found) if found else [],
         claims=claims,
         names=wording.name_claims(session, claims),
-        pair=Pair(a=a, b=b, dataset=dataset),
-        titles=list_titles(compare(Question(dataset=dataset))),
+        pair=opening.Pair(a=a, b=b, dataset=dataset),
+        titles=opening.list_titles(compare(Question(dataset=dataset))),
         datasets=queries.list_datasets(session),
     )
 
@@ -204,7 +179,7 @@ def search_claims(
     If sorted by a column, they are in one table.
     """
     everything = list_judged(session, ClaimFilter())
-    judged = [row for row in everything if legend.has_word(row, verdict)]
+    judged = [row for row in everything if wording.has_word(row, verdict)]
     titles, arms = wording.titles_of(session)
     names = {row.claim.id: wording.name_claim(row, titles, arms) for row in everything}
     papers = {paper.name: paper for paper in queries.list_papers(session)}
@@ -239,7 +214,7 @@ def search_claims(
         names=names,
         looks=looks,
         shortened=models.describe_looks(looks, found.claims, titles),
-        words=Counter(legend.word_of(row) for row in everything),
+        words=Counter(wording.word_of(row) for row in everything),
         sort=sort,
         reverse=reverse,
         page=page,
@@ -254,7 +229,7 @@ def show_method(request: Request, session: ResultsSession) -> Response:
     later = [row for row in list_judged(session, ClaimFilter()) if row.verdict.seen_before_rule is not None]
     every = [experiment.name for experiment in queries.list_experiments(session, paper=None, dataset=None)]
     names, parts = wording.name_claims(session, later), app_state_of(request)
-    text = planning.describe_method(
+    text = concluding.describe_method(
         read_rules(session),
         concluding.describe_whole(lacking_test_images(session, every), wording.titles_of(session)[0]),
         (
@@ -263,13 +238,13 @@ def show_method(request: Request, session: ResultsSession) -> Response:
             if (after := rule_after(row.claim, row.verdict))
         ),
     )
-    shown, terms = frozenset(parts.files), (planning.DOCS / "glossary.md").read_text(encoding="utf-8")
+    shown, terms = frozenset(parts.files), (concluding.DOCS / "glossary.md").read_text(encoding="utf-8")
     method = repository.render("docs/verdicts.md", text, shown, parts.settings.repository)
     return render_page(
         request,
         "method.html",
         method=method,
-        text=planning.add_badges(method.body),
+        text=concluding.add_badges(method.body),
         terms=repository.render("docs/glossary.md", terms, shown, parts.settings.repository),
         papers=queries.list_papers(session),
     )
@@ -312,7 +287,7 @@ def show_claim(
         trend_chart=charts.draw_trend(trend, titles, record.claim) if trend else None,
         qualifications=concluding.qualify(record),
         changes=concluding.sort_changes(record.changes),
-        planned=planning.plan_in_words(record.claim, record.verdict),
+        planned=concluding.plan_in_words(record.claim, record.verdict),
         departing=sum(deviation.departs for deviation in record.deviations),
         look=models.first_looks(paper.name, [record], compare, queries.list_datasets(session)).get(claim_id),
         timed=models.timed_here(record, titles, compare),
@@ -324,9 +299,9 @@ def show_claim(
         cited=cited,
         bibtex=citing.bibtex(record, names[claim_id], paper, state.settings.address, state.project),
         linked_data=citing.json_ld(record, names[claim_id], paper, address, wording.side_of(record.verdict.status)),
-        plot=dots.draw_claim(record, names[claim_id]),
-        strip=planning.strip_of(record),
-        posterior=planning.describe_chance_of_truth(record),
+        plot=charts.draw_claim(record, names[claim_id]),
+        strip=concluding.strip_of(record),
+        posterior=concluding.describe_chance_of_truth(record),
         pairs=charts.mark_pairs(record.pairs, titles, record.claim),
         labs=charts.mark_labs(record),
         observed_chart=charts.draw_blocks(observed, titles, inks),

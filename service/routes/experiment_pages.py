@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator
 
 from service.database import comparing, queries
-from service.database.curves import (
+from service.database.comparing import (
     Curve,
     curves_of,
     drawn_together,
@@ -33,7 +33,7 @@ from service.http.tabular import Table, rows_as_csv
 from service.inference.batching import AnswerFailed, InferenceStopped, ModelUnavailable
 from service.inference.decoding import Upload
 from service.inference.engine import predict
-from service.pages import charts, citing, dots, formats, models, plots, versus, wording
+from service.pages import charts, citing, formats, models, opening, plots, wording
 from service.slots import Busy
 from stages.checkpoint.contract import CheckpointError
 from stages.results import (
@@ -293,7 +293,7 @@ def show_model(name: str, request: Request, session: ResultsSession, compare: Co
         ours=ours,
         plot=_plot(ours, comparison.metric),
         chance=models.describe_chance(comparison, dataset, (arm.name,)),
-        hours=versus.hours_in_words(arm.hours),
+        hours=opening.hours_in_words(arm.hours),
         results=results,
         panels=charts.draw_curves(
             {one: list_curves(session, comparison, one, [arm.name]) for one in curves}, dataset.kind
@@ -310,7 +310,7 @@ def show_model(name: str, request: Request, session: ResultsSession, compare: Co
     )
 
 
-def _plot(ours: ArmComparison | None, metric: MetricInfo) -> dots.Interval | None:
+def _plot(ours: ArmComparison | None, metric: MetricInfo) -> charts.Interval | None:
     """Draw the model's number, its interval over replicates or, for one run, test images, and the printed number."""
     if ours is None or ours.ours is None or (interval := plots.interval_of(ours)) is None:
         return None
@@ -318,7 +318,7 @@ def _plot(ours: ArmComparison | None, metric: MetricInfo) -> dots.Interval | Non
     write = formats.value_with(low, high, metric.unit)
     text = f"{metric.title}: {write(ours.ours.value)}, 95 % interval {write(low)} to {write(high)}"
     value, printed = ours.ours.value, plots.printed_of(ours, metric)
-    return dots.Interval(ours=value, low=low, high=high, write=write, side="ours", text=text, printed=printed)
+    return charts.Interval(ours=value, low=low, high=high, write=write, side="ours", text=text, printed=printed)
 
 
 def _tiles(

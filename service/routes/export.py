@@ -19,8 +19,7 @@ from sqlalchemy.orm import Session
 
 from service.database import queries
 from service.dependencies import app_state_of
-from service.http.caching import NotModified, known_tags
-from service.http.downloads import Download, Write
+from service.http.caching import Download, NotModified, Write, known_tags
 from service.http.errors import declared
 from service.http.strict import StrictRoute
 from service.http.tabular import binary

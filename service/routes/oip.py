@@ -11,7 +11,7 @@ from service.dependencies import ResultsSession, app_state_of, cancel_on_disconn
 from service.http.errors import declared
 from service.inference.choices import find_version, find_versions
 from service.inference.tensors import InferRequest, describe_tensors, read_request, write_answer
-from service.routes.health import require_ready
+from service.routes.reference import require_ready
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 ModelName = Annotated[str, Path(description="<experiment>.<arm>", examples=["ninformer-mnist.local-vit"])]

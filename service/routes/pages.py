@@ -15,7 +15,7 @@ from pydantic import Field
 from sqlalchemy.orm import Session
 
 from service.database import comparing, queries
-from service.database.curves import Curve, curves_of_run, known_curves, list_curves, name_curve, unit_of_curve
+from service.database.comparing import Curve, curves_of_run, known_curves, list_curves, name_curve, unit_of_curve
 from service.database.samples import NoSample, Samples
 from service.database.schemas import SampleOut
 from service.dependencies import Compare, ResultsSession, app_state_of, render_page, site_of

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 
-from service.database import claim_schemas, curves, queries, schemas, trails
+from service.database import claim_schemas, comparing, queries, schemas
 from service.database.samples import Samples
 from service.dependencies import Compare, ResultsSession, app_state_of
 from service.http.errors import declared
 from service.http.strict import StrictRoute
 from service.http.tabular import CSV_TOO, ListFormat, Paging, Table, binary, list_responses
 from service.pages.formats import unit_of
-from service.pages.versus import answer_versus
+from service.pages.opening import answer_versus
 from service.pages.wording import name_claims
 from stages.results import (
     ClaimFilter,
@@ -182,7 +182,7 @@ def list_experiment_curves(
     session: ResultsSession,
     compare: Compare,
     page: Paging,
-    curve: Annotated[curves.Curve, Query(description="quantity to plot over epochs")] = "test_accuracy",
+    curve: Annotated[comparing.Curve, Query(description="quantity to plot over epochs")] = "test_accuracy",
     profile: ProfileFilter = None,
     arm: Annotated[list[str], Query(max_length=64, description="only these arms", examples=[["vit"]])] = [],  # noqa: B006
 ) -> Sequence[schemas.CurvePointOut] | Response:
@@ -193,14 +193,14 @@ def list_experiment_curves(
     (comparison,) = compare(Question(experiment=name, profile=profile))
     arms = [item.arm for item in comparison.arms if not arm or item.arm in arm]
     points = (
-        curves.list_curves(session, comparison, curve, arms)
-        if curve in curves.known_curves(session, comparison)
+        comparing.list_curves(session, comparison, curve, arms)
+        if curve in comparing.known_curves(session, comparison)
         else []
     )
     return page.answer_with(schemas.CurvePointOut, points)
 
 
-@listing("catalogue", "/experiments/{name}/observations", "listObservations", list[curves.ObservedPointOut], 404)
+@listing("catalogue", "/experiments/{name}/observations", "listObservations", list[comparing.ObservedPointOut], 404)
 def list_experiment_observations(
     name: str,
     session: ResultsSession,
@@ -208,16 +208,16 @@ def list_experiment_observations(
     page: Paging,
     profile: ProfileFilter = None,
     quantity: Annotated[str | None, Query(description="only this quantity", examples=["attention_sigma"])] = None,
-) -> Sequence[curves.ObservedPointOut] | Response:
+) -> Sequence[comparing.ObservedPointOut] | Response:
     """Quantities measured inside the compared networks, before and after training, by block."""
     (comparison,) = compare(Question(experiment=name, profile=profile))
-    known = curves.known_quantities(session, comparison)
+    known = comparing.known_quantities(session, comparison)
     if quantity is not None and known and quantity not in known:
-        raise curves.UnknownQuantity(quantity[:80], known)
+        raise comparing.UnknownQuantity(quantity[:80], known)
     wanted = [item for item in known if quantity in (None, item)]
     arms = [item.arm for item in comparison.arms]
-    points = curves.list_observed(session, comparison, quantities=wanted, arms=arms)
-    return page.answer_with(curves.ObservedPointOut, points)
+    points = comparing.list_observed(session, comparison, quantities=wanted, arms=arms)
+    return page.answer_with(comparing.ObservedPointOut, points)
 
 
 @listing("claims", "/claims", "listClaims", list[claim_schemas.ClaimOut], 404)
@@ -250,7 +250,7 @@ def list_claims(
 def read_claim(claim_id: str, session: ResultsSession, compare: Compare) -> claim_schemas.ClaimDetailOut:
     """One claim: its verdict, the runs behind it, its deviations and its cost."""
     record = find_judged(session, claim_id)
-    observed = curves.list_behind(session, record, queries.arms_of(session, record.experiments), compare)
+    observed = comparing.list_behind(session, record, queries.arms_of(session, record.experiments), compare)
     title = name_claims(session, [record])[claim_id]
     return claim_schemas.describe_record(record, observed, title, unit_of(record.claim))
 
@@ -316,12 +316,12 @@ def read_run(run_key: RunKey, session: ResultsSession) -> schemas.RunDetailOut:
 
 
 @router.get("/api/v1/runs/{run_key}/trail", tags=["runs"], operation_id="getTrail", responses=declared(404, 422))
-def read_trail(run_key: RunKey, session: ResultsSession) -> trails.TrailsOut:
+def read_trail(run_key: RunKey, session: ResultsSession) -> queries.TrailsOut:
     """Provenance of a run's numbers: checkpoint, run, params, code, data and environment, each with its digest.
 
     `claimcheck verify` recomputes these digests and reports the first mismatch.
     """
-    return trails.describe_trails(queries.find_run(session, run_key), session)
+    return queries.describe_trails(queries.find_run(session, run_key), session)
 
 
 @listing("runs", "/checkpoints", "listCheckpoints", list[schemas.CheckpointOut], 404)

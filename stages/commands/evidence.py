@@ -9,7 +9,6 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from stages.datasets.packed import PackedDataError, read_images, read_info
 from stages.datasets.sources import find_source
 from stages.faults import named
 from stages.params.experiment import load_params
-from stages.proving.show import compare_again, show_equivalent
 from stages.recording import append_only
 from stages.recording.sources import lab_seeds
 from stages.runs.equivalence import PATH as EQUIVALENCES
@@ -31,6 +29,7 @@ from stages.runs.object_store import BLOBS, WORK, ObjectStore, open_store, store
 from stages.runs.revisions import is_full_clone, refusal
 from stages.runs.store import STACK_PREFIX, RunStore, Store, home, members_of
 from stages.scheduling.runner import find_experiment
+from stages.upkeep.proving import compare_again, show_equivalent
 from stages.upkeep.publishing import PublishError
 from stages.upkeep.publishing import publish as publish_results
 from stages.upkeep.publishing import release as release_published
@@ -181,7 +180,7 @@ def accept(options: argparse.Namespace) -> Answer:
 
 def export(options: argparse.Namespace) -> Answer:
     """Write results or released models in another tool's format."""
-    from stages.upkeep import crate, every_eval_ever, hub, logbook  # load SQLAlchemy
+    from stages.upkeep import crate, exporting  # load SQLAlchemy
 
     params, root, folder = load_params(), Path(), options.folder
     experiments = [find_experiment(params, name).name for name in options.experiments] or [*params.experiments]
@@ -192,9 +191,9 @@ def export(options: argparse.Namespace) -> Answer:
     else:
         with open_database()() as session:
             written = {
-                "every-eval-ever": lambda: every_eval_ever.write_records(session, root, folder, experiments),
-                "huggingface": lambda: hub.write_models(session, root, folder, experiments),
-                "trackio": lambda: logbook.write_logbook(session, folder, experiments),
+                "every-eval-ever": lambda: exporting.write_records(session, root, folder, experiments),
+                "huggingface": lambda: exporting.write_models(session, root, folder, experiments),
+                "trackio": lambda: exporting.write_logbook(session, folder, experiments),
             }[options.format]()
     counts = ", ".join(f"{number:,} {name}" for name, number in written.counts.items())
     return Answer(
@@ -298,7 +297,14 @@ def verify(options: argparse.Namespace) -> Answer:
             listed.append(f"{trail.checkpoint}: {f'broken at {trail.broken.name}' if trail.broken else 'holds'}")
             listed += [f"  {link.name}: {link.status}; {link.detail}" for link in trail.links]
     else:
-        listed = list(_list_broken(document, counts, verifying.REMEDIES))
+        links = [("the database", recorded), *(("the evidence", link) for link in lines)]
+        links += [(trail.checkpoint, trail.broken) for trail in (*trails, *evidence) if trail.broken]
+        broken = [pair for pair in links if pair[1].status == "broken"]
+        listed = [_table(counts)]
+        for where, link in broken[:_SHOWN]:
+            listed.append(f"{where} is broken at {link.name}: {link.detail[:400]}; {verifying.REMEDIES[link.name]}")
+        if len(broken) > _SHOWN:
+            listed.append(f"and {len(broken) - _SHOWN:,} more, which `claimcheck verify --all` lists")
     last = (
         f"{len(trails):,} checkpoint{'s' if len(trails) != 1 else ''}"
         f"{f', {len(evidence):,} lines and files of evidence' if evidence else ''}: {totals['holds']:,} links hold, "
@@ -325,23 +331,6 @@ def _table(counts: Counter[tuple[str, str]]) -> RenderableType:
         [Column("link", left=True), *(Column(status) for status in _STATUSES)],
         [[kind, *(f"{counts[kind, status]:,}" for status in _STATUSES)] for kind in kinds],
     )
-
-
-def _list_broken(
-    found: Mapping[str, Any], counts: Counter[tuple[str, str]], remedies: Mapping[str, str]
-) -> Iterator[RenderableType]:
-    yield _table(counts)
-    links = [("the database", found["record"]), *(("the evidence", link) for link in found["equivalences"])]
-    broken = [pair for pair in links if pair[1]["status"] == "broken"]
-    broken += [
-        (trail["checkpoint"], next(link for link in trail["links"] if link["name"] == trail["broken"]))
-        for trail in (*found["checkpoints"], *found["evidence"])
-        if trail["broken"]
-    ]
-    for where, link in broken[:_SHOWN]:
-        yield f"{where} is broken at {link['name']}: {link['detail'][:400]}; {remedies[link['name']]}"
-    if len(broken) > _SHOWN:
-        yield f"and {len(broken) - _SHOWN:,} more, which `claimcheck verify --all` lists"
 
 
 def usage(options: argparse.Namespace) -> Answer:

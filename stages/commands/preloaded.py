@@ -101,7 +101,14 @@ def serve(address: str, verbs: Sequence[str]) -> None:
     for library in LIBRARIES:
         with suppress(ImportError):  # a stage that needs it reports that
             importlib.import_module(library)
-    _load_code(verbs)
+    sys.path.insert(0, os.getcwd())
+    with suppress(Exception):  # a stage whose code or parameters are at fault reports that
+        for module in [*verbs, "worker"] if verbs else ():
+            importlib.import_module(f"stages.{module}")
+        if verbs:  # computing the digests would take each stage half a second, as importing does
+            importlib.import_module("stages.params.stage_inputs").digest_all_code()
+    for verb in verbs:
+        sys.modules.pop(f"stages.{verb}", None)  # each runs as `__main__`
     if threading.active_count() > 1:
         os.unlink(address)
         return  # a fork would copy locks that another thread holds; threads of OpenBLAS and jemalloc end before a fork
@@ -114,19 +121,6 @@ def serve(address: str, verbs: Sequence[str]) -> None:
     os.unlink(address)
     for supervisor in multiprocessing.active_children():
         supervisor.join()
-
-
-def _load_code(verbs: Sequence[str]) -> None:
-    """Import our code and compute its digests, because each stage would take half a second for both."""
-    sys.path.insert(0, os.getcwd())
-    with suppress(Exception):  # a stage whose code or parameters are at fault reports that
-        for verb in verbs:
-            importlib.import_module(f"stages.{verb}")
-        if verbs:
-            importlib.import_module("stages.worker")
-            importlib.import_module("stages.params.stage_inputs").digest_all_code()
-    for verb in verbs:
-        sys.modules.pop(f"stages.{verb}", None)  # each runs as `__main__`
 
 
 def _supervise(caller: socket.socket, listener: socket.socket, read: Mapping[str, str]) -> None:

@@ -33,7 +33,7 @@ from stages.params.experiment import ExperimentParams, Params, ParamsError, Plan
 from stages.params.schema import nearest
 from stages.recording.sources import facts_today, read_paper_deviations
 from stages.run import canonical_json
-from stages.scheduling.engine.groups import MAX_MODELS, network_of
+from stages.scheduling.groups import MAX_MODELS, network_of
 from stages.scheduling.planning import pricing
 from stages.scheduling.runner import Outcomes, keyed_runs, read_packed
 from stages.verdicts import EvidenceLevel, Power, Status, Verdict

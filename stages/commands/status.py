@@ -28,8 +28,8 @@ from stages.runs.equivalence import PATH as EQUIVALENCES
 from stages.runs.equivalence import Equivalences, read_equivalences
 from stages.runs.evidence import EvidenceLine, evidence_files, read_lines
 from stages.runs.object_store import open_store
-from stages.scheduling.engine.leases import Leases, is_gone, owner_in_words
 from stages.scheduling.journal import Watched, watch
+from stages.scheduling.leases import Leases, is_gone, owner_in_words
 from stages.scheduling.planning import two_digits
 from stages.scheduling.runner import CachedKey, cached_keys, find_outcome, keyed_runs, previous_specs
 

@@ -28,7 +28,7 @@ from stages.params.plugins import KINDS, find_plugins
 from stages.params.schema import nearest
 from stages.runs.store import write_atomically
 from stages.scheduling.display import progress_display
-from stages.scheduling.engine.groups import Group, form_groups
+from stages.scheduling.groups import Group, form_groups
 from stages.scheduling.planning import (
     PlannedCost,
     add_up,

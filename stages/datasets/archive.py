@@ -24,8 +24,8 @@ from typing import IO
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from stages.datasets.manifest import DatasetError, chunks_of
 from stages.datasets.packed import ImageSet
-from stages.datasets.verified import DatasetError, chunks_of
 from stages.images import crop_and_resize, fit_picture, turn_upright
 
 # Pictures hardly compress and text does tenfold; labels as bytes compress more, but are few.

@@ -27,9 +27,8 @@ import numpy as np
 import yaml
 
 from stages.datasets.archive import read_pictures, walk
-from stages.datasets.manifest import ImageReader
+from stages.datasets.manifest import DatasetError, ImageReader
 from stages.datasets.packed import ImageSet, Split
-from stages.datasets.verified import DatasetError
 
 _CLASSES = yaml.load(
     Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from stages.datasets.archive import Member, read_pictures, size_of, walk
-from stages.datasets.manifest import ImageReader
+from stages.datasets.manifest import DatasetError, ImageReader
 from stages.datasets.packed import ImageSet, Split
-from stages.datasets.verified import DatasetError
 
 COLUMNS = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 ARCHIVE, TRUTH, METADATA = (f"ISIC_2019_Training_{name}" for name in ("Input.zip", "GroundTruth.csv", "Metadata.csv"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.datasets.verified import DatasetError
+from stages.datasets.manifest import DatasetError
 from stages.params.experiment import DatasetSource
 
 GREATEST = float(np.finfo(np.float32).max)
@@ -166,20 +166,16 @@ def encode_targets(values: np.ndarray, source: DatasetSource, columns: Sequence[
     if values.dtype.kind in "biuf":
         is_right = abs(values) <= GREATEST if is_number else np.isin(values, (0, 1))
     else:
-        check = _is_number if is_number else _is_label
-        is_right = np.array([check(value) for value in values.flat], dtype=bool).reshape(values.shape)
+        checked = [
+            isinstance(value, int | float | np.number | np.bool_)
+            and (-GREATEST <= value <= GREATEST if is_number else value in (0, 1))
+            for value in values.flat
+        ]
+        is_right = np.array(checked, dtype=bool).reshape(values.shape)
     for row, column in np.argwhere(~is_right)[:1]:
         name, expected = columns[column] if columns else column, "a finite number of float32" if is_number else "0 or 1"
         raise DatasetError(f"{where}: row {row} of label {name} is {values[row, column]}; expected {expected}")
     return values.astype("<f8").view("<i8") if is_number else values.astype(np.int64)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number | np.bool_) and bool(-GREATEST <= value <= GREATEST)
-
-
-def _is_label(value: Any) -> bool:
-    return isinstance(value, int | float | np.number | np.bool_) and value in (0, 1)
 
 
 def rarest_labels(labels: dict[str, np.ndarray]) -> dict[str, str]:

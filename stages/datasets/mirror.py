@@ -20,7 +20,7 @@ from typing import IO
 
 from pydantic import TypeAdapter, ValidationError
 
-from stages.datasets.verified import DatasetError, Digests, Pin, digest_file, read_chunks, store_verified
+from stages.datasets.manifest import DatasetError, Digests, Pin, digest_file, read_chunks, store_verified
 from stages.faults import in_one_line, named
 from stages.params.experiment import DatasetSource, SourceFile, load_params
 from stages.runs.store import home, write_atomically

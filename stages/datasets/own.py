@@ -10,7 +10,6 @@ import numpy as np
 
 from stages.datasets import shards
 from stages.datasets.archive import PICTURES, decode_own, upright_size, walk
-from stages.datasets.arrays import read_image_arrays
 from stages.datasets.labels import (
     check_mask_size,
     collect_labels,
@@ -20,11 +19,10 @@ from stages.datasets.labels import (
     pair_masks,
     rarest_labels,
 )
-from stages.datasets.manifest import ImageReader, Manifest
+from stages.datasets.manifest import DatasetError, ImageReader, Manifest
 from stages.datasets.packed import ImageSet, Split
 from stages.datasets.shards import Picture, Pictures, choose_splits, split_of
-from stages.datasets.tables import read_frame, targets_of
-from stages.datasets.verified import DatasetError
+from stages.datasets.tables import read_frame, read_image_arrays, targets_of
 from stages.params.experiment import DatasetSource
 
 ARCHIVES = (".zip", ".tgz", ".tar", ".tar.gz")

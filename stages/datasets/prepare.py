@@ -33,11 +33,14 @@ from stages.datasets.image_readers import (
 )
 from stages.datasets.labels import check_masks, encode_masks
 from stages.datasets.manifest import (
+    ChecksumMismatch,
+    DatasetError,
     ImageReader,
     Manifest,
     check_classes,
     check_shared,
     check_split,
+    digest_file,
     find_reader,
     find_shared,
     judge_provenance,
@@ -46,7 +49,6 @@ from stages.datasets.manifest import (
 from stages.datasets.packed import ImageSet, PackedInfo, Split, digest_images, write_packed
 from stages.datasets.prepare_table import STAND_IN_ROWS, prepare_table
 from stages.datasets.text import prepare_text
-from stages.datasets.verified import ChecksumMismatch, DatasetError, digest_file
 from stages.params.experiment import DatasetSource, SourceFile
 
 READERS = {
@@ -91,7 +93,9 @@ def _prepare_images(source: DatasetSource, manifest: Manifest, folder: Path, tar
         train = _read_checked(reader, folder, "train", source, manifest)
         test = _read_checked(reader, folder, "test", source, manifest)
         classes = reader.classes
-        kept = _exact_rows(manifest, len(test))
+        kept = None  # all test rows
+        if manifest.inexact_test_rows:
+            kept = np.setdiff1d(np.arange(len(test)), np.array(manifest.inexact_test_rows))
         note = (reader.describe(folder) or None) if reader.describe else None
         files = reader.files
         is_whole = source.complete_by_content and reader.is_whole is not None and reader.is_whole(folder)
@@ -177,13 +181,6 @@ def _check_labels(labels: np.ndarray, source: DatasetSource, classes: tuple[str,
         check_masks(labels, source, where)
     elif source.task != "regression":  # any finite number will do
         check_classes(labels, classes, where)
-
-
-def _exact_rows(manifest: Manifest, rows: int) -> np.ndarray | None:
-    """Return the positions of the test rows kept, or None for all of them."""
-    if not manifest.inexact_test_rows:
-        return None
-    return np.setdiff1d(np.arange(rows), np.array(manifest.inexact_test_rows))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.datasets.manifest import Manifest, all_files, check_response, judge_provenance
+from stages.datasets.manifest import DatasetError, Manifest, all_files, check_response, judge_provenance
 from stages.datasets.packed import PackedInfo, Split, TableSet, digest_tables, write_packed
-from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
 
 POWERS: dict[str, tuple[int, ...]] = {

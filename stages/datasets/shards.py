@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from stages.datasets.archive import ALWAYS_ALLOWED_BYTES, MAX_RATIO, PICTURES, walk
+from stages.datasets.manifest import DatasetError
 from stages.datasets.packed import Split
-from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
 from stages.params.schema import nearest
 

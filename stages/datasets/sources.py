@@ -22,7 +22,19 @@ from pathlib import Path, PurePosixPath
 
 from stages.datasets import shards
 from stages.datasets.archive import walk
-from stages.datasets.manifest import Manifest, ManifestFile
+from stages.datasets.manifest import (
+    CHUNK_BYTES,
+    ChecksumMismatch,
+    DatasetError,
+    Digests,
+    Manifest,
+    ManifestFile,
+    Pin,
+    chunks_of,
+    digest_file,
+    read_chunks,
+    store_verified,
+)
 from stages.datasets.mirror import (
     MirrorFile,
     MirrorInfo,
@@ -32,17 +44,6 @@ from stages.datasets.mirror import (
     pin_in,
     read_mirror,
     write_mirror,
-)
-from stages.datasets.verified import (
-    CHUNK_BYTES,
-    ChecksumMismatch,
-    DatasetError,
-    Digests,
-    Pin,
-    chunks_of,
-    digest_file,
-    read_chunks,
-    store_verified,
 )
 from stages.params.experiment import DatasetSource, SourceFile
 from stages.params.schema import nearest

@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 
 from stages.datasets.archive import UNREADABLE, Member, walk
-from stages.datasets.manifest import Manifest, all_files, find_reader, judge_provenance
+from stages.datasets.manifest import DatasetError, Manifest, all_files, find_reader, judge_provenance
 from stages.datasets.packed import PackedInfo, TokenSet, digest_tokens, write_packed
 from stages.datasets.shards import choose_splits, is_table, read_columns, split_of
 from stages.datasets.tables import read_csv
-from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource
 from stages.params.schema import nearest
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -137,7 +137,10 @@ class _Evaluator:
             if run.has_network:
                 timed.setdefault(run.run.arm, run)
         timed_key = self._cache_key(list(timed.values()), asdict(spec))
-        latencies = {} if self.anew else _read_times(self.times.read(self.run_list.experiment, timed_key))
+        latencies = dict[str, Latency]()
+        with suppress(AttributeError, TypeError):  # cached by another version, with other fields
+            kept = None if self.anew else self.times.read(self.run_list.experiment, timed_key)
+            latencies = {label: Latency(**latency) for label, latency in (kept or {}).items()}
         watch = (
             None
             if latencies or not timed
@@ -174,7 +177,10 @@ class _Evaluator:
         if not self.equivalences.today(run.spec, run.result["environment"]):
             self._refuse_other_code(changed_modules(run.spec))
         key = self._cache_key([run], self.origins)
-        kept = None if self.anew or not run.has_network else _read_measured(self.kept.read(run.run.run_key, key))
+        kept: MeasuredRun | None = None
+        earlier: Any = None if self.anew or not run.has_network else self.kept.read(run.run.run_key, key)
+        with suppress(KeyError, TypeError):  # nothing is cached, or another version cached it, with other fields
+            kept = MeasuredRun(**earlier | {"metrics": tuple(Measurement(**one) for one in earlier["metrics"])})
         if kept is not None and find_contradictions(run.result_line(self.run_list, kept)):
             kept = None
         measured = kept or MeasuredRun()
@@ -232,23 +238,6 @@ def _isolate_failure(run: TrainedRun, found: Evaluation) -> Iterator[None]:
         found.faults[run.label] = next(iter(str(error).splitlines()), type(error).__name__)
         identity = run.run.arm, run.run.replicate
         found.results[:] = [line for line in found.results if (line.arm, line.replicate) != identity]
-
-
-def _read_measured(kept: Any) -> MeasuredRun | None:
-    """Restore the measurement exactly: whole numbers stay whole, so that the line is byte-identical."""
-    if kept is None:
-        return None
-    try:
-        return MeasuredRun(**kept | {"metrics": tuple(Measurement(**m) for m in kept["metrics"])})
-    except (KeyError, TypeError):  # cached by another version, with other fields
-        return None
-
-
-def _read_times(kept: Any) -> dict[str, Latency]:
-    try:
-        return {label: Latency(**latency) for label, latency in (kept or {}).items()}
-    except (AttributeError, TypeError):
-        return {}
 
 
 class EvaluationError(ValueError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -41,7 +41,7 @@ class FlopCounts:
     def count(self, model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
         """Forward FLOPs of one row of `shape`."""
         modules = [address.partition(":")[0] for address in model_addresses(model.path, model.arguments)]
-        parts = [model.path, dict(model.arguments), list(shape), vocabulary, _code(*modules)]
+        parts = [model.path, dict(model.arguments), list(shape), vocabulary, _code(tuple(modules))]
         key = hashlib.sha256(canonical_json(parts).encode()).hexdigest()
         if key not in self.known:
             import torch  # a plan whose models have all been counted needs no torch
@@ -73,9 +73,7 @@ class FlopCounts:
         self.added = 0
 
 
-@cache
-def _code(*modules: str) -> Mapping[str, str]:
-    return code_fingerprint(modules)
+_code = cache(code_fingerprint)
 
 
 def digest_of(parts: Any) -> str:
@@ -86,8 +84,8 @@ def digest_of(parts: Any) -> str:
 class MeasurementCache:
     """Cache with one file per name: the newest measurement, its dependencies' digest, and a digest over both."""
 
-    def __init__(self, kind: str, root: Path | None = None) -> None:
-        self.folder = (root or home() / "store") / kind
+    def __init__(self, kind: str) -> None:
+        self.folder = home() / "store" / kind
 
     @contextmanager
     def held(self, name: str, *, waits: bool = True) -> Iterator[bool]:

@@ -17,11 +17,11 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from stages.params.callables import signature_of
-from stages.params.files import SourceFile as SourceFile
 from stages.params.metrics import OwnMetric, read_metrics
 from stages.params.plugins import address_of
 from stages.params.protocol import check_recipe, protocol_schema, read_protocol
 from stages.params.schema import ParamsError as ParamsError
+from stages.params.schema import SourceFile as SourceFile
 from stages.params.schema import (
     check_choice,
     check_keywords,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property, reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -16,7 +18,54 @@ from stages import papers_folder
 from stages.faults import Mistake
 from stages.papers import model_paths
 from stages.params.callables import UnknownCallable, signature_of
-from stages.run import IMPORTED_MODEL
+from stages.run import IMPORTED_MODEL, STRICT
+
+_RANGE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
+_MOST_FILES = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """A file under its official name, relative to the data set's folder, and its published digests, if there are any.
+
+    `optional`: a mirror's part of the data set may lack it; the official host may not.  A name that ends with a slash
+    is a folder, and one with a range in braces, as in `train-{000..009}.tar`, is that many files: the sha256 of either
+    is that of a line `sha256  name` for each of its files, sorted by name (`fetch` prints it).
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+    name: str
+    md5: str | None = None
+    sha256: str | None = None
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        files = math.prod(max(int(last) - int(first) + 1, 0) for first, last in _RANGE.findall(self.name))
+        if not 0 < files <= _MOST_FILES:
+            raise ValueError(f"expected ranges of 1 to {_MOST_FILES:,} files, as in train-{{000..009}}.tar")
+
+    @property
+    def is_group(self) -> bool:
+        return self.name.endswith("/") or _RANGE.search(self.name) is not None
+
+    def covers(self, name: str) -> bool:
+        """True for each file of the folder or the range, or the file itself."""
+        return name.startswith(self.name) if self.name.endswith("/") else name in self.names
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The files of a range, or the name itself."""
+        return frozenset(_expand(self.name))
+
+
+def _expand(name: str) -> Iterator[str]:
+    if (found := _RANGE.search(name)) is None:
+        yield name
+        return
+    first, last = found.groups()
+    for number in range(int(first), int(last) + 1):
+        yield from _expand(f"{name[: found.start()]}{number:0{len(first)}d}{name[found.end() :]}")
+
 
 # (bound, whether it is itself allowed, what the number stays below)
 Bounds = tuple[float, str, float]
@@ -60,7 +109,7 @@ PROTOCOL: Mapping[str, Bounds] = {
 def out_of_range(protocol: Any) -> tuple[str, Any, str] | None:
     """Return (field, value, expectation) of the first number that doesn't allow training; None if all do."""
     for name, (least, relation, below) in PROTOCOL.items():
-        value = _follow(protocol, name)
+        value = reduce(lambda part, field: getattr(part, field, None), name.split("."), protocol)
         for number in value if isinstance(value, tuple) else (value,):
             is_low = number is not None and (number < least or (relation == "above" and number == least))
             if is_low or (number is not None and number >= below):
@@ -107,13 +156,6 @@ def check_task(source: Any, path: Path, key_path: str) -> None:
     for is_wrong, field, expected in wrong:
         if is_wrong:
             raise ParamsError(f"{path}: {key_path}.{field} is {getattr(source, field)!r}; {expected}")
-
-
-def _follow(value: Any, path: str) -> Any:
-    """Return the field at a dotted path; None if a part of the path isn't set."""
-    for name in path.split("."):
-        value = getattr(value, name, None)
-    return value
 
 
 def not_finite(value: Any, key_path: str = "") -> Iterator[tuple[str, float]]:
@@ -279,6 +321,9 @@ def model_path(paper: str, model: Mapping[str, Any], path: Path, key_path: str) 
     return address
 
 
+_TYPES: Mapping[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool, "str": str}
+
+
 def check_keywords(
     address: str, arguments: Mapping[str, Any], path: Path, key_path: str, *, given: Sequence[str] | None = None
 ) -> None:
@@ -296,19 +341,13 @@ def check_keywords(
     wanted = {key: kind for key, kind in signature.keywords.items() if key not in (given or ())}
     for key, value in arguments.items():
         if key in wanted:
-            _check_type(value, wanted[key].kind, path, f"{key_path}.{key}")
+            kind = wanted[key].kind
+            is_of_kind = isinstance(value, _TYPES.get(kind, object)) and (kind == "bool" or not isinstance(value, bool))
+            if kind in _TYPES and not is_of_kind:
+                raise ParamsError(f"{path}: {key_path}.{key} is {value!r}; expected {kind}")
         elif not signature.is_open:
             raise ParamsError(f"{path}: unknown key {key_path}.{key}{hint(key, sorted(wanted))}")
     for key, parameter in wanted.items():
         if parameter.required and key not in arguments and (given is not None or key not in GIVEN_NAMES):
             name = address.partition(":")[2]
             raise ParamsError(f"{path}: {key_path}.{key} is missing; {name} takes {', '.join(wanted)}")
-
-
-def _check_type(value: Any, kind: str, path: Path, key_path: str) -> None:
-    accepted: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool, "str": str}
-    wanted = accepted.get(kind)
-    if wanted is None:
-        return
-    if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):
-        raise ParamsError(f"{path}: {key_path} is {value!r}; expected {kind}")

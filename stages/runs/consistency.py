@@ -261,7 +261,14 @@ def _metrics(line: ResultLine, curves: Columns) -> Iterator[str]:
     if is_table:
         yield from _of_table(curves, values)
     elif is_text:
-        yield from _of_text(curves, values)
+        loss, perplexity = values["validation_loss"], values.get("perplexity")
+        if values.get("loss") != loss:
+            yield f"loss is {values.get('loss')}, validation_loss {loss:.10g}: they should be equal"
+        if perplexity is not None and not (
+            perplexity > 0 and math.isclose(math.log(perplexity), loss, rel_tol=1e-9, abs_tol=1e-12)
+        ):
+            yield f"perplexity is {perplexity:.10g}, which doesn't match the loss {loss:.10g}"
+        yield from _last_loss(curves, "loss", loss)
     elif "task" in line.spec and "loss" in values:
         yield from _last_loss(curves, "loss", values["loss"])
     elif "accuracy" in values or line.correct is not None:
@@ -334,18 +341,6 @@ def _of_table(curves: Columns, values: dict[str, float]) -> Iterator[str]:
     elif chosen is not None and selected is not None and not _near(selected, chosen):
         yield f"selected_mse is {selected:.10g}, its curves give {chosen:.10g}"
     yield from _last_loss(curves, "mse", values["mse"])
-
-
-def _of_text(curves: Columns, values: dict[str, float]) -> Iterator[str]:
-    loss = values["validation_loss"]
-    if values.get("loss") != loss:
-        yield f"loss is {values.get('loss')}, validation_loss {loss:.10g}: they should be equal"
-    perplexity = values.get("perplexity")
-    if perplexity is not None and not (
-        perplexity > 0 and math.isclose(math.log(perplexity), loss, rel_tol=1e-9, abs_tol=1e-12)
-    ):
-        yield f"perplexity is {perplexity:.10g}, which doesn't match the loss {loss:.10g}"
-    yield from _last_loss(curves, "loss", loss)
 
 
 def _last_loss(curves: Columns, name: str, value: float) -> Iterator[str]:

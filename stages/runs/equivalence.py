@@ -1,8 +1,8 @@
 """Lines of `data/evidence/equivalences.jsonl`: code changes that were proven to change no number, and their chains.
 
-`claimcheck equivalent` (`stages.proving`) writes them.  A line is about whole fingerprints: on a path, the code before
-and the code after gave the same state, losses and weights, bit by bit.  A path decides which branches a training takes.
-It is a spec without seeds, in which numbers count only as zero or not, trained alone or in a stack, on a CPU.
+`claimcheck equivalent` (`stages.upkeep.proving`) writes them.  A line is about whole fingerprints: on a path, the code
+before and the code after gave the same state, losses and weights, bit by bit.  A path decides which branches a training
+takes.  It is a spec without seeds, in which numbers count only as zero or not, trained alone or in a stack, on a CPU.
 The line covers nothing else: no other model, precision, optimiser or device, and no other modules than those that ran.
 """
 

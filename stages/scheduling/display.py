@@ -10,7 +10,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from stages.scheduling.engine.groups import Event, Report
+from stages.scheduling.groups import Event, Report
 
 _MESSAGES = {
     "finished": "trained",

@@ -22,8 +22,8 @@ from typing import Literal
 
 from stages.faults import FAULTS, describe_fault
 from stages.runs.store import Scratch, Store
-from stages.scheduling.engine.groups import Event, Group
-from stages.scheduling.engine.leases import EXPIRY_SECONDS, Leases, is_gone, process_identity
+from stages.scheduling.groups import Event, Group
+from stages.scheduling.leases import EXPIRY_SECONDS, Leases, is_gone, process_identity
 
 PREFIX = "progress-"
 _FILE = "progress.json"

@@ -31,9 +31,9 @@ def dvc_and_shells() -> list[int]:
     chain = []
     for process in psutil.Process().parents():
         chain.append(process.pid)
-        # `dvc repro`, `python /usr/bin/dvc repro`, `python -m dvc repro`, `python -m stages.commands.dvc repro`
+        # `dvc repro`, `python /usr/bin/dvc repro`, `python -m dvc repro`
         with suppress(psutil.Error):
-            if "dvc" in [Path(word.replace(".", "/")).name for word in process.cmdline()[:3]]:
+            if "dvc" in [Path(word).name for word in process.cmdline()[:3]]:
                 return chain
     if "DVC_STAGE" in os.environ:
         raise OrphanedStage("dvc started this stage and is gone already; nothing was trained")

@@ -42,7 +42,7 @@ from stages.run import (
     training_counts,
 )
 from stages.runs.store import RunStore
-from stages.scheduling.engine.groups import MAX_MODELS, Event, Group, is_worth_stacking
+from stages.scheduling.groups import MAX_MODELS, Event, Group, is_worth_stacking
 from stages.scheduling.runner import Order
 
 
@@ -307,7 +307,7 @@ def _measure(
 
     It is known if this processor has measured it with these slots and this code; None if it can't be trained.
     """
-    from stages.scheduling.engine.local import run_groups  # needs psutil, which the image of the service lacks
+    from stages.scheduling.local import run_groups  # needs psutil, which the image of the service lacks
 
     kept, paces, cuts = MeasurementCache("paces"), list[Pace | None](), dict[int, Group]()
     machine = digest_of([list(devices), processor_name(), os.cpu_count()])

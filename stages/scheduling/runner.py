@@ -41,7 +41,7 @@ from stages.runs.store import (
     write_atomically,
     write_run_list,
 )
-from stages.scheduling.engine.groups import DEFAULT, Event, Group, Report, RunGroups, find_engine, form_groups
+from stages.scheduling.groups import DEFAULT, Event, Group, Report, RunGroups, find_engine, form_groups
 from stages.scheduling.journal import Journal
 
 DATA = Path("data")

@@ -13,11 +13,10 @@ import numpy as np
 from sqlalchemy.orm import Session
 
 from stages.claims import ClaimLine, Facts, Judgement, Trial, gather, judge_claims, read_claims
-from stages.datasets.manifest import all_files, judge_provenance
+from stages.datasets.manifest import Digests, all_files, judge_provenance
 from stages.datasets.mirror import MirrorInfo, describe_file
 from stages.datasets.prepare import READERS
 from stages.datasets.sources import compose_manifest
-from stages.datasets.verified import Digests
 from stages.params.experiment import Params, RunName, load_params, plan_runs
 from stages.recording.builder import record
 from stages.recording.sources import lab_seeds

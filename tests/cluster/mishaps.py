@@ -14,7 +14,7 @@ import psutil
 
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import STATE, RunStore, Store
-from stages.scheduling.engine.leases import Leases
+from stages.scheduling.leases import Leases
 from tests.cluster.nodes import Nodes, kill_session, name_of
 from tests.cluster.runs import outcomes_in, start_command
 from tests.object_server import BUCKET, ObjectServer

@@ -15,7 +15,7 @@ OTHER = "tiny-other"
 RUN = [sys.executable, "-m", "stages.cli", "run", "--all", "--device", "cpu"]
 HASTY = """
 import sys
-from stages.scheduling.engine import ray_engine
+from stages.scheduling import ray_engine
 ray_engine.TIMEOUTS = ray_engine.Timeouts(silent=15, stuck=60, stopping=20, unreachable=120)
 from stages.cli import main
 sys.exit(main(sys.argv[1:]))

@@ -17,8 +17,8 @@ import pytest
 from stages.datasets.packed import read_info
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore
-from stages.scheduling.engine.leases import Leases
 from stages.scheduling.journal import read_sessions
+from stages.scheduling.leases import Leases
 from tests.cluster.nodes import Nodes, without_grammar
 from tests.cluster.runs import finish, lost_reasons, outcomes_in, start
 from tests.object_server import BUCKET, ObjectServer

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stages.runs.object_store import ObjectStore
-from stages.scheduling.engine.leases import Leases
+from stages.scheduling.leases import Leases
 from tests.cluster.nodes import Nodes
 from tests.cluster.runs import finish, outcomes_in, start, start_command
 from tests.object_server import BUCKET, ObjectServer

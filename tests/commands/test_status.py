@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from stages.recording.builder import record
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import RunStore
-from stages.scheduling.engine.groups import Event, Group
-from stages.scheduling.engine.leases import Leases
+from stages.scheduling.groups import Event, Group
 from stages.scheduling.journal import Journal
+from stages.scheduling.leases import Leases
 from tests.claims.lines import copy_project
 from tests.commands.waiting import claimcheck
 from tests.project import environment

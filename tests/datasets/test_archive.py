@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from stages.datasets.archive import decode_square, read_pictures, walk
-from stages.datasets.verified import DatasetError
+from stages.datasets.manifest import DatasetError
 from tests.datasets.archives import write_archive, write_tar_special, write_zip, write_zip_link
 
 SUFFIXES = (".zip", ".tar.gz")

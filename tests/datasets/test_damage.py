@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from stages.datasets.manifest import DatasetError
 from stages.datasets.packed import read_table
 from stages.datasets.prepare import prepare
 from stages.datasets.shards import split_of
 from stages.datasets.sources import fetch_dataset
-from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource, ParamsError, SourceFile, load_params
 from tests.datasets.archives import write_zip
 from tests.datasets.test_own import pack, picture, source_of

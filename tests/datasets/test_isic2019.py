@@ -7,9 +7,9 @@ import pytest
 from stages.datasets import isic2019
 from stages.datasets.archive import decode_square
 from stages.datasets.isic2019 import ARCHIVE, COLUMNS, METADATA, TRUTH
+from stages.datasets.manifest import DatasetError
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
-from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource, load_params
 from tests.datasets.archives import write_zip
 from tests.datasets.test_archive import jpeg

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from stages.datasets import own, prepare, text
-from stages.datasets.manifest import Manifest
+from stages.datasets.manifest import DatasetError, Manifest
 from stages.datasets.sources import fetch_dataset
-from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource, ParamsError, SourceFile, load_params
 from tests.datasets.tiny import declare
 from tests.datasets.workplace import write_params

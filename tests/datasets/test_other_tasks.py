@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
 from stages.datasets.labels import check_mask_size
-from stages.datasets.manifest import Manifest
+from stages.datasets.manifest import DatasetError, Manifest
 from stages.datasets.packed import digest_packed, read_images, read_table
 from stages.datasets.prepare import count_rows, prepare
-from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource, ParamsError, load_params
 from tests.datasets.test_own import pack, source_of
 from tests.datasets.workplace import write_params

@@ -14,14 +14,13 @@ import pytest
 from PIL import Image
 
 from stages.datasets.archive import decode_own
-from stages.datasets.manifest import Manifest
+from stages.datasets.manifest import ChecksumMismatch, DatasetError, Manifest
 from stages.datasets.mirror import copy_to_mirror
 from stages.datasets.own import _divide
 from stages.datasets.packed import PackedInfo, read_images, read_info, read_table
 from stages.datasets.prepare import prepare
 from stages.datasets.shards import Picture, split_of
 from stages.datasets.sources import fetch_dataset
-from stages.datasets.verified import ChecksumMismatch, DatasetError
 from stages.images import decode_image
 from stages.params.experiment import DatasetSource, SourceFile
 from tests.datasets.tiny import declare

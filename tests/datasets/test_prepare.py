@@ -10,6 +10,8 @@ import pytest
 
 from stages.datasets import packed
 from stages.datasets.manifest import (
+    ChecksumMismatch,
+    DatasetError,
     Manifest,
     check_split,
     find_shared,
@@ -20,7 +22,6 @@ from stages.datasets.manifest import (
 from stages.datasets.packed import ImageSet, PackedDataError, PackedInfo, digest_images, read_images, read_info
 from stages.datasets.prepare import READERS, class_names, compose_stand_in, load_sources, prepare
 from stages.datasets.sources import fetch_dataset
-from stages.datasets.verified import ChecksumMismatch, DatasetError
 from stages.params.experiment import DatasetSource, load_params
 from tests.datasets.tiny import TEST, TRAIN, TinyDataset, cifar10_files, tiny_cifar10, tiny_mnist, write_mirror_json
 from tests.packed_table import pack_images

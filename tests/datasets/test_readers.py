@@ -22,11 +22,10 @@ from stages.datasets.image_readers import (
     read_idx,
     read_rows,
 )
-from stages.datasets.manifest import ImageReader
+from stages.datasets.manifest import DatasetError, ImageReader
 from stages.datasets.packed import read_images
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
-from stages.datasets.verified import DatasetError
 from stages.params.experiment import load_params
 from tests.datasets.archives import Entries, write_tar, write_zip
 from tests.datasets.test_archive import jpeg, stripes

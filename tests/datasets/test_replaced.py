@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from stages import cli, fetch, preprocess
+from stages.datasets.manifest import DatasetError
 from stages.datasets.sources import fetch_dataset
-from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource, SourceFile
 from tests.datasets.official_host import Answer, OfficialHost
 from tests.datasets.tiny import declare, tar_gz

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from stages.datasets.manifest import DatasetError
 from stages.datasets.packed import PackedInfo, read_images
-from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource, ParamsError, load_params
 from tests.datasets.test_other_tasks import IMAGES, LABELS, MASKS, NAMES, TEST, TRAIN
 from tests.datasets.test_own import pack, source_of

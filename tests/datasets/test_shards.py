@@ -15,10 +15,10 @@ import pytest
 from PIL import Image
 from pyarrow import ipc, parquet
 
+from stages.datasets.manifest import ChecksumMismatch, DatasetError
 from stages.datasets.mirror import copy_to_mirror
 from stages.datasets.packed import read_images
 from stages.datasets.sources import fetch_dataset
-from stages.datasets.verified import ChecksumMismatch, DatasetError
 from stages.params.experiment import DatasetSource, ParamsError, SourceFile, load_params
 from tests.datasets.archives import write_tar_special
 from tests.datasets.official_host import Answer, OfficialHost

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from stages.datasets.archive import walk
-from stages.datasets.manifest import Manifest
+from stages.datasets.manifest import ChecksumMismatch, DatasetError, Digests, Manifest, Pin, digest_file, store_verified
 from stages.datasets.mirror import copy_to_mirror, main
 from stages.datasets.sources import fetch_dataset, find_source
-from stages.datasets.verified import ChecksumMismatch, DatasetError, Digests, Pin, digest_file, store_verified
 from stages.params.experiment import DatasetSource, SourceFile
 from tests.datasets import test_isic2019
 from tests.datasets.conftest import write_folder

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from stages.datasets.manifest import DatasetError
 from stages.datasets.packed import read_images, read_table
-from stages.datasets.verified import DatasetError
 from stages.params.experiment import DatasetSource, SourceFile
 from tests.datasets.test_own import pack, source_of
 from tests.datasets.test_shards import write_tar

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from stages.datasets import prepare_table
-from stages.datasets.manifest import Manifest
+from stages.datasets.manifest import ChecksumMismatch, DatasetError, Manifest
 from stages.datasets.packed import (
     PackedInfo,
     Split,
@@ -30,7 +30,6 @@ from stages.datasets.prepare import prepare
 from stages.datasets.prepare_table import split_rows, standardise
 from stages.datasets.sources import fetch_dataset
 from stages.datasets.text import compose_stand_in, read_sample
-from stages.datasets.verified import ChecksumMismatch, DatasetError
 from stages.params.experiment import DatasetSource, ParamsError, SourceFile, load_params
 from tests.datasets.archives import write_zip
 from tests.datasets.official_host import Answer, OfficialHost

@@ -27,9 +27,7 @@ from stages.cli import main
 from stages.datasets.packed import read_images
 from stages.params.experiment import load_params
 from stages.results import Epoch, Result, open_results
-from stages.upkeep.every_eval_ever import write_records
-from stages.upkeep.exporting import ExportError
-from stages.upkeep.hub import write_models
+from stages.upkeep.exporting import ExportError, write_models, write_records
 from tests.project import REPOSITORY
 
 HERE = Path(__file__).parent

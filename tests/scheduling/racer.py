@@ -14,8 +14,8 @@ from pathlib import Path
 
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore, Store, seal
-from stages.scheduling.engine import leases as leases_module
-from stages.scheduling.engine.leases import Lease, LeaseLost, Leases
+from stages.scheduling import leases as leases_module
+from stages.scheduling.leases import Lease, LeaseLost, Leases
 
 EXPIRY_SECONDS, HEARTBEAT_SECONDS = 0.4, 0.1
 MOST_MINUTES = 10

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.scheduling.engine import local
-from stages.scheduling.engine.groups import ENGINE, EngineError, default_engine, find_engine
+from stages.scheduling import local
+from stages.scheduling.groups import ENGINE, EngineError, default_engine, find_engine
 from tests.preloaded import python
 from tests.project import EXPERIMENT, environment, make_project
 

@@ -9,7 +9,7 @@ import pytest
 
 from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
 from stages.runs.store import RunStore, members_of, remember, stack_id
-from stages.scheduling.engine.groups import MIN_STEPS, form_groups, is_worth_stacking
+from stages.scheduling.groups import MIN_STEPS, form_groups, is_worth_stacking
 
 ROWS = 100_000
 PROTOCOL = Protocol(

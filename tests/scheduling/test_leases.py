@@ -13,8 +13,8 @@ import pytest
 
 from stages.runs.object_store import ObjectStore, StoreFault
 from stages.runs.store import RunStore, Store
-from stages.scheduling.engine import leases as leases_module
-from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost, Leases, process_identity
+from stages.scheduling import leases as leases_module
+from stages.scheduling.leases import EXPIRY_SECONDS, LeaseLost, Leases, process_identity
 from tests.polling import wait_until
 from tests.scheduling.racer import claim, keys_of, outcome
 

@@ -11,7 +11,7 @@ from stages.evaluation.flops import FlopCounts
 from stages.params.experiment import load_params
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore
-from stages.scheduling.engine.leases import describe_failure, is_out_of_memory
+from stages.scheduling.leases import describe_failure, is_out_of_memory
 from stages.scheduling.planning import longest_first
 from stages.scheduling.runner import line_up
 from tests.commands.waiting import claimcheck_alone

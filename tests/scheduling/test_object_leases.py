@@ -10,8 +10,8 @@ import pytest
 from stages.runs import object_store
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import Record
-from stages.scheduling.engine import leases as leases_module
-from stages.scheduling.engine.leases import EXPIRY_SECONDS, LeaseLost, Leases
+from stages.scheduling import leases as leases_module
+from stages.scheduling.leases import EXPIRY_SECONDS, LeaseLost, Leases
 from tests.object_server import ObjectServer
 from tests.scheduling.racer import claim, keys_of, outcome
 

@@ -8,8 +8,8 @@ import pytest
 
 from stages.params.experiment import load_params
 from stages.runs.store import RunStore
-from stages.scheduling.engine import local
-from stages.scheduling.engine.leases import Leases
+from stages.scheduling import local
+from stages.scheduling.leases import Leases
 from stages.scheduling.runner import compare, find_experiment
 from tests.project import EXPERIMENT, make_project
 

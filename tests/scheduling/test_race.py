@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from stages.runs.store import RunStore, Store, find_fault
-from stages.scheduling.engine.leases import Leases
+from stages.scheduling.leases import Leases
 from tests.project import environment
 from tests.scheduling import racer
 

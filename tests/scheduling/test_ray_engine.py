@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from stages.runs.store import RunStore
-from stages.scheduling.engine import ray_engine
-from stages.scheduling.engine.groups import EngineError, Event, Group
-from stages.scheduling.engine.leases import Leases
-from stages.scheduling.engine.ray_bridge import SHORT_OF_MEMORY, Resources
-from stages.scheduling.engine.ray_engine import Timeouts
+from stages.scheduling import ray_engine
+from stages.scheduling.groups import EngineError, Event, Group
+from stages.scheduling.leases import Leases
+from stages.scheduling.ray_bridge import SHORT_OF_MEMORY, Resources
+from stages.scheduling.ray_engine import Timeouts
 from tests.project import bare_spec
 
 NODE = Resources(cpus=2, gpus=1)

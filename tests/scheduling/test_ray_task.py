@@ -14,9 +14,9 @@ from stages.datasets.packed import PackedDataError
 from stages.params.experiment import load_params
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import RunStore, find_fault
-from stages.scheduling.engine.groups import EngineError, Group
-from stages.scheduling.engine.ray_bridge import Inbox, Resources, Shares, copy_code
-from stages.scheduling.engine.ray_task import TaskRequest, pack_files, place, train_group
+from stages.scheduling.groups import EngineError, Group
+from stages.scheduling.ray_bridge import Inbox, Resources, Shares, copy_code
+from stages.scheduling.ray_task import TaskRequest, pack_files, place, train_group
 from stages.scheduling.runner import compare, find_experiment
 from tests.object_server import BUCKET, ObjectServer
 from tests.project import EXPERIMENT, edit, make_project
@@ -166,7 +166,7 @@ def test_node_gets_our_code_and_the_modules_of_the_run_key(
     copy_code([spec], tmp_path / "code")
     assert (tmp_path / "code" / "stages" / "worker.py").is_file()
     assert not list((tmp_path / "code").rglob("__pycache__"))
-    monkeypatch.setattr("stages.scheduling.engine.ray_bridge.MOST_BYTES", 1000)
+    monkeypatch.setattr("stages.scheduling.ray_bridge.MOST_BYTES", 1000)
     with pytest.raises(EngineError, match="MiB, but Ray uploads at most 0; the largest file is stages/"):
         copy_code([spec], tmp_path / "again")
 

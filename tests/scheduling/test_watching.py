@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from stages.runs.store import FolderScratch, RunStore
-from stages.scheduling.engine.groups import Event, Group
-from stages.scheduling.engine.leases import EXPIRY_SECONDS, Leases, process_identity
+from stages.scheduling.groups import Event, Group
 from stages.scheduling.journal import PREFIX, Journal, ProgressRow, Watched, left_to_train, read_sessions, watch
+from stages.scheduling.leases import EXPIRY_SECONDS, Leases, process_identity
 from tests.project import bare_spec
 from tests.scheduling.racer import claim
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from service.database.schemas import MaskAnswerOut
-from service.inference.answers import describe_answer
+from service.inference.engine import describe_answer
 from tests.service.test_batching import CONTRACT
 
 

@@ -22,9 +22,8 @@ from service.inference.batching import (
     InferenceStopped,
     ModelUnavailable,
 )
-from service.inference.models import Model, Models
 from service.inference.processes import ProcessGone
-from service.inference.workers import PassFailed, Worker
+from service.inference.workers import Model, Models, PassFailed, Worker
 from service.slots import Busy, current_client
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import Predictor, load_predictor

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from service.database.schemas import CurvePointOut
 from service.pages import wording
-from service.pages.charts import draw_arms, draw_overlay, mark_pairs
-from service.pages.dots import WIDTH, draw_claim, draw_lines, draw_strip, share_of
+from service.pages.charts import (
+    WIDTH,
+    draw_arms,
+    draw_claim,
+    draw_lines,
+    draw_overlay,
+    draw_strip,
+    mark_pairs,
+    share_of,
+)
 from service.pages.plots import APART, MOST_NAMED, MOST_TICKS, SHAPES, Axis, Drawing, ink_of, tick_in
 from stages.params.experiment import Role
 from stages.results import Claim, ClaimRecord, JudgedClaim, PairGain, VerdictArm, VerdictRow

@@ -20,7 +20,7 @@ from service.pages.concluding import (
     range_of,
     sort_changes,
 )
-from service.pages.legend import A_PART, part_of
+from service.pages.wording import A_PART, part_of
 from stages.recording.reporting import results_page
 from stages.results import Claim, ClaimChange, ClaimRecord, PairGain, VerdictRow
 from stages.verdicts import Scope

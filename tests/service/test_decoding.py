@@ -18,7 +18,7 @@ from PIL import Image
 
 from service.inference import decoding as decoding_module
 from service.inference.batching import InferenceStopped
-from service.inference.decoding import GOOD, PROCESSES, TINY_BYTES, Decoder, Upload, _decode_all, _is_tiny, _Share
+from service.inference.decoding import GOOD, PROCESSES, TINY_BYTES, Decoder, Upload, _decode_all, _Share, is_tiny
 from service.inference.processes import Process
 from service.slots import Busy, current_client
 from stages.images import ImageError, ImageTooLarge, decode_image, outline
@@ -306,12 +306,11 @@ def test_images_decoded_on_the_event_loop_are_fast() -> None:
     """Other requests run between a request's images, so none may block the loop."""
     looked_at = 0
     for content in [*laborious_and_tiny(), *(case.content for case in hostile_images())]:
-        upload = Upload("a", content)
         try:
             found = outline(content)
         except ImageError:
             continue
-        if not _is_tiny(upload, found):
+        if not is_tiny(content, found):
             continue
         looked_at += 1
         seconds = []
@@ -329,4 +328,4 @@ def test_highly_compressed_chunk_is_not_decoded_on_the_event_loop(name: bytes, s
     content = within_png(chunk(name, start + zlib.compress(bytes(900_000))))
     plain = within_png(chunk(b"abCd", bytes(len(content) - len(within_png()) - 12)))
     assert len(plain) == len(content) <= TINY_BYTES
-    assert _is_tiny(Upload("a", plain), outline(plain)) and not _is_tiny(Upload("a", content), outline(content))
+    assert is_tiny(plain, outline(plain)) and not is_tiny(content, outline(content))

@@ -6,10 +6,19 @@ from html import unescape
 
 from fastapi.testclient import TestClient
 
+from service.pages.concluding import name_share
 from service.pages.formats import as_confidence, upper_first
-from service.pages.legend import BY_WORD, COLOURS, MEANINGS, NEVER, NEVER_ON_HARDWARE, REASONS, TO_BE_SHOWN, WAITING
-from service.pages.planning import name_share
-from service.pages.wording import side_of
+from service.pages.wording import (
+    BY_WORD,
+    COLOURS,
+    MEANINGS,
+    NEVER,
+    NEVER_ON_HARDWARE,
+    REASONS,
+    TO_BE_SHOWN,
+    WAITING,
+    side_of,
+)
 from stages.params.experiment import load_params
 from stages.results import ICONS, WORD_OF, Status, Word
 from tests.service.results_factory import REPOSITORY

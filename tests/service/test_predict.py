@@ -47,7 +47,7 @@ def test_predict_gives_the_predictors_answer(client: TestClient, root: Path, mon
         probabilities = [item["probability"] for item in said["top"]]
         assert probabilities == sorted(probabilities, reverse=True)
         assert [item["name"] for item in said["top"]] == [f"digits-{item['index']}" for item in said["top"]]
-    monkeypatch.setattr("service.inference.answers.MOST_CLASSES", 399)
+    monkeypatch.setattr("service.inference.engine.MOST_CLASSES", 399)
     large = client.post(f"/predict?checkpoint={VIT}&top_k=100", files=files)
     assert large.status_code == 413, "it would be written on the event loop"
     assert large.json()["detail"] == "the answer would have 400 classes; at most 399: lower top_k"

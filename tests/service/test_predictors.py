@@ -10,8 +10,8 @@ import safetensors.torch
 import torch
 
 from service.database.queries import ServedCheckpoint, list_checkpoints
-from service.inference.models import Models
 from service.inference.predictors import KEEP_SECONDS, PredictorCache, weight_bytes
+from service.inference.workers import Models
 from stages.checkpoint.contract import CheckpointError, InputContract
 from stages.checkpoint.predictor import Predictor, dump_checkpoint, load_predictor
 from stages.papers import build_model

@@ -17,10 +17,10 @@ from fastapi.testclient import TestClient
 from service import routes
 from service.app import create_app
 from service.dependencies import _hold_slot, _session
-from service.http.downloads import Exports
+from service.http.caching import Exports
 from service.http.monitoring import Metrics
 from service.inference.choices import Choices
-from service.routes import export, health, inference, oip, reference
+from service.routes import export, inference, oip, reference
 from service.settings import Settings
 from service.slots import SessionPool
 from tests.service.conftest import keys_file, png, serving
@@ -58,7 +58,7 @@ def test_routes_that_need_a_thread_queue_for_a_slot() -> None:
     def calls(dependant: Dependant) -> set[object]:
         return {dependant.call}.union(*(calls(part) for part in dependant.dependencies))
 
-    for module in (export, health, inference, oip, reference):
+    for module in (export, inference, oip, reference):
         for route in module.router.routes:
             assert isinstance(route, APIRoute)
             if not iscoroutinefunction(route.endpoint):

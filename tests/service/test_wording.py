@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from service.pages.concluding import WIDTH, describe_chance_of_truth, plan_in_words, strip_of
 from service.pages.formats import by_reading, in_terms_of, print_value, span
-from service.pages.planning import WIDTH, describe_chance_of_truth, plan_in_words, strip_of
 from service.pages.printed import IN_THE_TEXT, Cell, count_errors, group_by_place, lay_out, take_apart
 from service.pages.wording import (
     agreement,

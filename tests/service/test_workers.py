@@ -13,9 +13,8 @@ import numpy as np
 import psutil
 import pytest
 
-from service.inference.models import Model, Models
 from service.inference.processes import Process, ProcessSlow
-from service.inference.workers import NeverBegan, Worker
+from service.inference.workers import Model, Models, NeverBegan, Worker
 from stages.checkpoint.predictor import load_predictor
 from tests.polling import wait_until
 

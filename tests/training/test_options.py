@@ -20,7 +20,7 @@ from stages.params.experiment import ParamsError, plan_runs
 from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
 from stages.runs.fingerprint import OPTIONS, code_today
 from stages.runs.store import FolderScratch, RunStore
-from stages.scheduling.engine.groups import is_worth_stacking
+from stages.scheduling.groups import is_worth_stacking
 from stages.scheduling.planning import add_up, plan_costs
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import Outcome, TrainingState, TrainingStopped, measure, seeded_model

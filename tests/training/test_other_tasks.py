@@ -36,7 +36,7 @@ from stages.run import (
 from stages.runs.equivalence import path_of
 from stages.runs.fingerprint import imported_modules_of
 from stages.runs.store import RunStore
-from stages.scheduling.engine.groups import is_worth_stacking
+from stages.scheduling.groups import is_worth_stacking
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.recipe import RecipeTask, learned
 from stages.training.session import Session

@@ -19,9 +19,9 @@ from stages.device import devices_of
 from stages.papers import build_model
 from stages.run import OptimizerSpec, Protocol, RunSpec
 from stages.runs.store import STATE, RunStore
-from stages.scheduling.engine.groups import Event, Group
-from stages.scheduling.engine.leases import Leases
-from stages.scheduling.engine.local import run_groups
+from stages.scheduling.groups import Event, Group
+from stages.scheduling.leases import Leases
+from stages.scheduling.local import run_groups
 from stages.training.loop import Outcome, seeded_model
 from stages.training.parallel import Rank, SharedTask, Tell, agreed, joined, refuse_unlike, run_together, share
 from stages.training.session import Session

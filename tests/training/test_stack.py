@@ -22,8 +22,8 @@ from stages.papers.dac.mlp import DACMLP, MLP
 from stages.papers.dac.mlp_stack import Stack
 from stages.run import EarlyStopSpec, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
 from stages.runs.store import FolderScratch, RunStore
-from stages.scheduling.engine.groups import Event, Group
-from stages.scheduling.engine.local import run_groups
+from stages.scheduling.groups import Event, Group
+from stages.scheduling.local import run_groups
 from stages.training.loop import Outcome, TrainingStopped, fit, measure, seeded_model
 from stages.training.stacked import StackState, code_of_stack, files_of_stack, fit_stack
 from stages.training.tables import Regression, TableRows

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from stages.faults import FAULTS, describe_fault
 from stages.runs.store import Attempt, End, Record, RunStore, Store, digests_of, find_fault, next_token
-from stages.scheduling.engine.groups import Event, Group, Report
+from stages.scheduling.groups import Event, Group, Report
 
 EXPIRY_SECONDS = 60.0
 HEARTBEAT_SECONDS = 10.0

@@ -105,7 +105,7 @@ ENGINE = "CLAIMCHECK_ENGINE"
 """Environment variable with the engine's name; `--engine` has priority."""
 DEFAULT = "local"
 # name -> module with `run_groups`, and the additional package that it needs
-ENGINES = {"local": ("stages.scheduling.engine.local", None), "ray": ("stages.scheduling.engine.ray_engine", "ray")}
+ENGINES = {"local": ("stages.scheduling.local", None), "ray": ("stages.scheduling.ray_engine", "ray")}
 
 
 class EngineError(Mistake, ValueError):

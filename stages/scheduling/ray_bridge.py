@@ -22,9 +22,9 @@ from typing import Any
 
 from stages.run import RunSpec
 from stages.runs.fingerprint import PACKAGE_ROOT, source_path
-from stages.scheduling.engine.groups import EngineError, Group
-from stages.scheduling.engine.ray_task import SubmitterGone, TaskRequest, pack_files, train_group
+from stages.scheduling.groups import EngineError, Group
 from stages.scheduling.orphans import exit_when_gone
+from stages.scheduling.ray_task import SubmitterGone, TaskRequest, pack_files, train_group
 
 ADDRESS = "RAY_ADDRESS"
 """Ray's environment variable with the cluster's address; without it, a cluster is started on this machine."""

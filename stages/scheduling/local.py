@@ -21,8 +21,8 @@ from typing import Any
 
 from stages.faults import FAULTS, describe_fault
 from stages.runs.store import Store, home
-from stages.scheduling.engine.groups import Event, Group, Report, TrainingsKilled, trainings_of
-from stages.scheduling.engine.leases import (
+from stages.scheduling.groups import Event, Group, Report, TrainingsKilled, trainings_of
+from stages.scheduling.leases import (
     Lease,
     LeaseLost,
     Leases,

@@ -30,8 +30,8 @@ from stages.faults import on_signal
 from stages.runs.fingerprint import changed_modules
 from stages.runs.object_store import ObjectStore, StoreFault
 from stages.runs.store import FolderScratch, Scratch, locked
-from stages.scheduling.engine.groups import Group, trainings_of
-from stages.scheduling.engine.leases import describe_failure
+from stages.scheduling.groups import Group, trainings_of
+from stages.scheduling.leases import describe_failure
 
 _WORKER = "stages.worker"
 _BEAT_SECONDS = 5.0

@@ -1,4 +1,4 @@
-"""Trains the given jobs with one revision's code and records every step, for `stages.proving.show` to compare.
+"""Trains the given jobs with one revision's code and records every step, for `stages.upkeep.proving` to compare.
 
 `python -P driver.py <job.json>` runs in a process of its own, whose `PYTHONPATH` names the tree to run.  Each tree is
 run by its own driver.  Only trees that are older than the first driver are run by a newer one.

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stages.datasets.manifest import DatasetError
 from stages.datasets.packed import (
     ImageSet,
     PackedDataError,
@@ -36,10 +37,8 @@ from stages.datasets.packed import (
 )
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset, mirror_folder
-from stages.datasets.verified import DatasetError
 from stages.faults import Mistake
 from stages.params.experiment import Params
-from stages.proving.driver import differences, differing
 from stages.run import Protocol, Replicate, RunSpec, canonical_json
 from stages.runs.equivalence import (
     PATH,
@@ -57,6 +56,7 @@ from stages.runs.fingerprint import code_today, kind_of
 from stages.runs.object_store import open_store
 from stages.runs.revisions import GitError, ask_git, refusal, run_git
 from stages.runs.store import home
+from stages.upkeep.driver import differences, differing
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,8 @@ def cut_run(packed: PackedSets, run: KnownRun, steps: int) -> list[Cut]:
     return found
 
 
-DRIVER = Path("stages/proving/driver.py")
+DRIVERS = "stages/upkeep/driver.py", "stages/proving/driver.py"
+"""Places of a revision's own driver, the current one first."""
 
 
 class EquivalenceError(Mistake, ValueError):
@@ -531,15 +532,12 @@ def _train(side: RevisionTree, trainings: Sequence[Mapping[str, Any]], *, plain:
 
 
 def _sides(root: Path, before: str, after: str, scratch: Path) -> tuple[RevisionTree, RevisionTree]:
-    names = [check_out(root, name, scratch / folder) for name, folder in ((before, "before"), (after, "after"))]
-    newest = scratch / "after" / DRIVER
-    if not newest.is_file():
-        newest = Path(__file__).parent / DRIVER.name
-    own = scratch / "before" / DRIVER
-    return (
-        RevisionTree(names[0], scratch / "before", own if own.is_file() else newest),
-        RevisionTree(names[1], scratch / "after", newest),
-    )
+    sides, driver = list[RevisionTree](), Path(__file__).with_name("driver.py")
+    for name, tree in ((after, scratch / "after"), (before, scratch / "before")):
+        revision = check_out(root, name, tree)
+        driver = next((tree / path for path in DRIVERS if (tree / path).is_file()), driver)
+        sides.append(RevisionTree(revision, tree, driver))
+    return sides[1], sides[0]
 
 
 def _proofs(paths: Sequence[ChangedPath], *, plain: bool) -> tuple[Proof, ...]:

@@ -19,10 +19,10 @@ from typing import Any
 from stages.faults import describe_fault
 from stages.runs.object_store import ObjectStore
 from stages.runs.store import End, RunStore, Store
-from stages.scheduling.engine.groups import EngineError, Event, Group, Report, TrainingsKilled
-from stages.scheduling.engine.leases import Lease, LeaseLost, Leases, check, claim_group, describe_failure, publish
-from stages.scheduling.engine.ray_bridge import LOST, SHORT_OF_MEMORY, Cluster, Resources, Shares
-from stages.scheduling.engine.ray_task import TaskRequest
+from stages.scheduling.groups import EngineError, Event, Group, Report, TrainingsKilled
+from stages.scheduling.leases import Lease, LeaseLost, Leases, check, claim_group, describe_failure, publish
+from stages.scheduling.ray_bridge import LOST, SHORT_OF_MEMORY, Cluster, Resources, Shares
+from stages.scheduling.ray_task import TaskRequest
 
 _TICK_SECONDS = 0.1
 _MOST_LOSSES = 5

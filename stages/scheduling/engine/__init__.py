@@ -1,1 +1,0 @@
-"""Runs groups of runs on this machine, under leases."""
