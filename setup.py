@@ -12,7 +12,7 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-LIBRARY = ("rules.py", "reported/*.py", "verdicts/*.py")
+LIBRARY = ("rules.py", "texts.py", "yaml_reader.py", "reported/*.py", "verdicts/*.py")
 READ = ("dvc.yaml", "params.yaml", ".gitignore", ".dvc/plots/arms.json", "docs/*.md")
 """Files that the application reads next to its code."""
 
@@ -35,7 +35,8 @@ class BuildPackage(build_py):
         for path in [package / "__init__.py", *(path for pattern in LIBRARY for path in Path("stages").glob(pattern))]:
             target = path if path.is_relative_to(built) else package / path.relative_to("stages")
             target.parent.mkdir(exist_ok=True)
-            text = re.sub(r"\bstages\.(rules|reported|verdicts)\b", r"claimcheck.\1", path.read_text(encoding="utf-8"))
+            names = r"\bstages\.(rules|texts|yaml_reader|reported|verdicts)\b"
+            text = re.sub(names, r"claimcheck.\1", path.read_text(encoding="utf-8"))
             target.write_text(text, encoding="utf-8")
         about = Path(self.get_finalized_command("egg_info").egg_info)
         (about / "top_level.txt").write_text("claimcheck\n", encoding="utf-8")

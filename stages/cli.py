@@ -127,7 +127,7 @@ COMMANDS = {
         does="List the models, optimisers, readers and other objects that installed packages offer by name.",
         example="claimcheck plugins",
         run=trainings.list_plugins,
-        document="a list: `kind`, `name`, `distribution`, `version`, `address`",
+        document="a list: `kind`, `name`, `distribution`, `version`, `address`, and `fault` of a malformed one",
     ),
     "status": Command(
         does="Count the claims by verdict, and show what trains now.",

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from sklearn.metrics import r2_score
 
 from stages.checkpoint.contract import CheckpointError
@@ -20,9 +21,10 @@ from stages.cli import main
 from stages.datasets.manifest import DatasetError
 from stages.datasets.packed import read_images, read_info
 from stages.evaluation.scores import score
+from stages.params import callables
 from stages.params.experiment import Params, ParamsError, SourceFile, load_params, plan_runs
 from stages.params.metrics import OwnMetric
-from stages.params.plugins import find_plugins
+from stages.params.plugins import KINDS, address_of, find_plugins
 from stages.params.stage_inputs import code_digests, stage_inputs
 from stages.run import OptimizerSpec, RecipeSpec, RunSpec, ScheduleSpec
 from stages.runs import fingerprint
@@ -149,6 +151,9 @@ def reread() -> None:
     for cached in (fingerprint._find, fingerprint.is_pinned, fingerprint._version, fingerprint._package_of):
         cached.cache_clear()
     code_digests.cache_clear()
+    callables.signature_of.cache_clear()
+    callables._body.cache_clear()
+    callables._is_lazy.cache_clear()
     forget()
 
 
@@ -228,6 +233,51 @@ def test_command_lists_plugins(install: Install, capsys: pytest.CaptureFixture[s
     assert (reader["name"], reader["version"], reader["address"]) == ("rows", "1.0", "lab_nets:read")
     assert len(listed) == len(find_plugins(*OFFERED)) and main(["plugins"]) == 0
     assert "small_net" in capsys.readouterr().out
+
+
+MALFORMED = ["lab_nets", "lab_nets:", ":Net", "lab nets:Net", "lab_nets:Net:x", "../x:y", "a..b:Net", ""]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [*((kind, "lab_nets") for kind in KINDS), *(("models", value) for value in MALFORMED)]
+)
+def test_malformed_entry_point_is_listed_and_refused_by_name(
+    install: Install, kind: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("nets-of-a-lab", "1.0", "lab_nets")
+    install("broken", "2.0", "broken_nets", {})
+    (entries,) = tmp_path.glob("lib/site-packages/broken-2.0.dist-info/entry_points.txt")
+    entries.write_text(f"[claimcheck.{kind}]\n{f'bad = {value}' if value else 'bad'}\n", encoding="utf-8")
+    assert main(["plugins"]) == 0 and "malformed" in capsys.readouterr().out
+    assert main(["plugins", "--json"]) == 0
+    listed = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert listed["small_net"]["address"] == "lab_nets:Net" and not listed["small_net"]["fault"]
+    assert not listed["bad"]["address"] and "expected bad = package.module:object" in listed["bad"]["fault"]
+    assert stage_inputs(params_with(tmp_path, {"name": "small_net"})), "others aren't affected"
+    words = r"is 'bad', which is malformed in broken 2\.0 \(.*; expected bad = package"
+    with pytest.raises((ParamsError, DatasetError), match=words):
+        address_of(kind, "bad", (), tmp_path, "place")
+    if ":" in value:
+        with pytest.raises(ParamsError, match=r"place is .*; expected package\.module:name"):
+            address_of(kind, value, (), tmp_path, "place")
+
+
+@pytest.mark.parametrize("name", ["[small_net]", "{a: b}", "2026", ":Net", "..x:Net"])
+def test_name_of_another_type_or_form_is_refused(name: str, tmp_path: Path) -> None:
+    for model, protocol in (
+        ({"name": yaml.safe_load(name)}, {}),
+        ({"name": "torchvision.models:resnet18"}, {"optimizer": {"name": yaml.safe_load(name), "lr": 1}}),
+        ({"name": "torchvision.models:resnet18"}, {"schedule": {"name": yaml.safe_load(name)}}),
+        ({"name": "torchvision.models:resnet18"}, {"recipe": {"loss": {"name": yaml.safe_load(name)}}}),
+        ({"name": "torchvision.models:resnet18"}, {"recipe": {"transforms": [{"name": yaml.safe_load(name)}]}}),
+    ):
+        with pytest.raises(ParamsError, match=r"name is .*package\.module:name"):
+            params_with(tmp_path, model, protocol)
+    source = declare(name, (1, 4, 4), SourceFile(name="a.npy"), classes=2, train=6, test=4)
+    (tmp_path / "downloads/pets").mkdir(parents=True)
+    (tmp_path / "downloads/pets/a.npy").touch()
+    with pytest.raises(DatasetError, match=r"datasets.pets.reader is .*package\.module:name"):
+        pack(tmp_path, source)
 
 
 def test_reader_of_a_plugin_packs_its_images(install: Install, tmp_path: Path) -> None:

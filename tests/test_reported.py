@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import claimcheck
 from stages.cli import main
 from stages.params.experiment import load_params
-from stages.reported.judging import PrintedNumber, parse_count
 from stages.reported.reading import KINDS
+from stages.reported.units import PrintedNumber, parse_count
 from stages.verdicts import Sample, Status, ValueClaim, judge_value
 from tests.test_architecture import third_party
 
@@ -251,8 +251,8 @@ def test_commands_judge_lint_and_write_a_page(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("margins: {loss_share: .inf}", "loss_share is inf; expected a finite number from 0"),
-        ("margins: {error_points: .nan}", "error_points is nan"),
+        ("margins: {loss_share: .inf}", "margins.loss_share is inf; expected a finite number"),
+        ("margins: {error_points: .nan}", "margins.error_points is nan"),
         ("margins: {comparable_points: -1}", "comparable_points is -1"),
         ("minimum: -5", "minimum is -5; expected 1 to"),
         ("minimum: 0", "minimum is 0; expected 1 to"),

@@ -1,6 +1,7 @@
 """Reported results are judged alike however they are written, or refused: a spelling never accuses a paper."""
 
 import csv
+import dataclasses
 import inspect
 import io
 import random
@@ -20,8 +21,8 @@ from hypothesis import strategies as st
 import claimcheck
 from stages.cli import main
 from stages.reported import TableError
-from stages.reported.judging import PrintedNumber
 from stages.reported.trackers import import_results
+from stages.reported.units import PrintedNumber
 from stages.verdicts import Status
 
 ACCUSES = {Status.NOT_REPRODUCED, Status.REVERSED}
@@ -403,7 +404,11 @@ def test_last_epoch_counts_and_equal_runs_are_refused() -> None:
         (pd.concat([long("accuracy", OURS, epoch=at, lab=lab) for at, lab in ((1, "a"), (2, "b"))]), "twice"),
         (curve.assign(seed=""), "seed '' .* is not a number"),
         (curve.assign(epoch=None), "epoch '' .* is not a number"),
-        (curve.assign(value="97,1"), r"'97,1' \(line 2\) is not a number up to 1e100; expected 97.1"),
+        (
+            curve.assign(value="97,1"),
+            r"'97,1' \(line 2\) is not a number .*comma may be a decimal point .*: write 97\.1 or 971; expected 97\.1",
+        ),
+        (curve.assign(value="9" * 5000), "is not a number up to 1e100"),
     ):
         with pytest.raises(TableError, match=said):
             claimcheck.judge(table("a,value,accuracy,ours,,97.2 %"), faulty)
@@ -473,7 +478,7 @@ def test_file_is_read_as_programs_export_it(tmp_path: Path) -> None:
     for other in (text.replace(",", ";"), text.replace(",", "\t"), f"# ours\n{text}"):
         (tmp_path / "other").write_text(other, encoding="utf-8")
         assert [one.claim for one in claimcheck.judge(tmp_path / "other", results).verdicts] == ["a"]
-    faults = {b"id\xe9": "save it as CSV UTF-8", b"": "is empty", b"id,metric,arm,ID\n": "columns id twice"}
+    faults = {b"": "is empty", b"id,metric,arm,ID\n": "columns id twice"}
     faults[b'id,metric,arm\n"a,accuracy,ours\nb,accuracy,ours\n'] = "unexpected end of data in line 3"
     for faulty, said in faults.items():
         (tmp_path / "bad").write_bytes(faulty)
@@ -482,6 +487,64 @@ def test_file_is_read_as_programs_export_it(tmp_path: Path) -> None:
     (tmp_path / "long").write_text("arm,seed,accuracy\nours,0,0,97\n", encoding="utf-8")
     with pytest.raises(TableError, match="line 2 of the results has 4 cells"):
         claimcheck.judge(tmp_path / "plain", tmp_path / "long")
+
+
+def test_large_seeds_are_told_apart() -> None:
+    for first in (2**53, 2**64, 10**30):
+        results = long("accuracy", OURS).assign(seed=[str(first + number) for number in range(5)])
+        (found,) = claimcheck.judge(table("a,value,accuracy,ours,,97.2 %"), results).verdicts
+        assert found.verdict.n == 5
+    with pytest.raises(TableError, match=f"seed {2**53 + 1}, 'accuracy' twice"):
+        claimcheck.judge(table("a,value,accuracy,ours,,97.2 %"), results.assign(seed=["9007199254740993.0"] * 5))
+
+
+def test_repeated_cross_validation_is_refused_with_a_remedy() -> None:
+    results = pd.concat([long("accuracy", OURS, seed=seed, fold=range(5)) for seed in (0, 1)])
+    claims = table("a,value,accuracy,ours,,97.2 %")
+    with pytest.raises(TableError, match=r"folds of several seeds share .*replace the results of each fold by their"):
+        claimcheck.judge(claims, results)
+    assert claimcheck.judge(claims, results[results["seed"] == 0]).verdicts[0].verdict.n == 5
+
+
+def test_names_and_numbers_may_have_other_characters_that_look_the_same() -> None:
+    composed, decomposed = "Zürich 50", "Zu\u0308rich\u00a050\u200b"
+    claims = table(f"a,value,accuracy,{composed},,97.2\u00a0%", f"b,value,accuracy\u00a0,{decomposed},,97.2\u202f%")
+    results = long("accuracy", OURS).assign(arm=[composed, decomposed] * 2 + [composed])
+    judged = claimcheck.judge(claims, results.assign(value=[f"{100 * value}\u00a0%" for value in OURS]))
+    assert [one.verdict.n for one in judged.verdicts] == [5, 5] and not judged.problems
+    assert claimcheck.value(printed="97.2\u00a0±\u2009.2\u00a0%", ours=OURS).printed == pytest.approx(0.972)
+    assert claimcheck.wins([(OURS, BASE)], printed="1\u00a0of\u00a01", better="higher").printed == 1
+
+
+def test_verdict_names_the_rules_that_were_changed() -> None:
+    other = dataclasses.replace(claimcheck.RULES, alpha_within=0.1, minimum=4)
+    for rules, names in (
+        (claimcheck.RULES, []),
+        (other, ["alpha_within", "minimum"]),
+        (claimcheck.RULES_ANYTIME, ["looks"]),
+    ):
+        for function, (positional, named) in FUNCTIONS.items():
+            if function is claimcheck.wins and rules.is_anytime:
+                continue
+            found = function(*positional, **named, rules=rules)
+            assert found.to_dict()["changed_rules"] == names
+            assert ("by rules with other" in str(found)) == bool(names) and all(name in str(found) for name in names)
+    many = claimcheck.value(printed="97.2 %", ours=OURS * 4)
+    assert many.verdict.n == 20 and not many.changed_rules, "a last analysis at 20 follows from the usual rules"
+
+
+def test_more_replicates_than_anytime_judges_are_mentioned() -> None:
+    ours, base = OURS * 210, BASE * 210
+    for found in (
+        claimcheck.value(printed="97.2 %", ours=ours, rules=claimcheck.RULES_ANYTIME),
+        claimcheck.order(ours, base, better="higher", rules=claimcheck.RULES_ANYTIME),
+    ):
+        assert "With `looks: anytime` only the first 1,000 of the 1,050 replicates are judged." in str(found)
+
+
+def test_zero_has_no_sign() -> None:
+    found = claimcheck.value(printed="-0.0 %", ours=[-0.0] * 5)
+    assert (str(found.printed), str(found.ours)) == ("0.0", "0.0")
 
 
 def test_page_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -501,6 +564,18 @@ def test_missing_names_have_a_hint() -> None:
         "did you mean accuracy" in one.verdict.explanation
         and "fill in their column dataset" in other.verdict.explanation
     )
+
+
+def test_decimal_comma_of_a_tracker_is_explained(tmp_path: Path) -> None:
+    for text, where in (
+        ("Name;model;seed;accuracy\na;vit;0;97,2\n", "line 2: accuracy is '97,2'"),
+        ("Step;vit-seed0 - accuracy\n0;97,2\n", "line 2: vit-seed0 - accuracy is '97,2'"),
+    ):
+        (tmp_path / "runs.csv").write_text(text, encoding="utf-8")
+        with pytest.raises(
+            TableError, match=f"runs.csv, {where}, which is not a number, because its comma .*write 97.2"
+        ):
+            import_results("csv", tmp_path / "runs.csv")
 
 
 def test_size_of_a_model_is_not_a_seed(tmp_path: Path) -> None:

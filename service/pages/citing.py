@@ -12,11 +12,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from service.pages.opening import holds_in_its_order_only
 from service.pages.wording import address_of, is_part, key_of, meaning_of, name_with_value, verdict_in_words
-from stages.citation import CITATION, name_author, read_about, read_licences
+from stages.citation import CITATION, CitationError, read_about
 from stages.results import (
     AGAINST_THE_PAPER,
     FOR_THE_PAPER,
@@ -88,10 +86,9 @@ def read_project(files: Mapping[str, Path]) -> Project:
     """Read `CITATION.cff` among the files that pages may show; one that can't be read says nothing."""
     try:
         about = read_about(files[CITATION])
-        authors = " and ".join(filter(None, map(name_author, about["authors"])))
-        return Project(authors, " or ".join(read_licences(about)), "NOTICE" in files)
-    except (KeyError, OSError, TypeError, ValueError, AttributeError, yaml.YAMLError):
+    except (KeyError, OSError, CitationError):
         return Project(has_notice="NOTICE" in files)
+    return Project(" and ".join(author.name for author in about.authors), " or ".join(about.license), "NOTICE" in files)
 
 
 def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str | None, project: Project) -> str:

@@ -31,13 +31,13 @@ from stages.commands.command import Answer, Terminal, in_words
 from stages.commands.preloaded import ADDRESS, ask
 from stages.faults import Mistake, on_signal
 from stages.params.experiment import ProfileParams, load_params, plan_runs
-from stages.params.schema import describe_yaml
 from stages.params.stage_inputs import stage_inputs
 from stages.runs.fingerprint import PACKAGE_ROOT
 from stages.runs.object_store import open_store
 from stages.runs.revisions import ask_git, prefix_in_git, refusal, without_git_variables
 from stages.scheduling.journal import left_to_train
 from stages.scheduling.runner import find_experiment
+from stages.yaml_reader import describe_yaml
 
 
 class BackgroundEvaluator:

@@ -58,7 +58,10 @@ PRINTED, IN_TF32 = "paper", "paper-tf32"
 def list_plugins(_: argparse.Namespace) -> Answer:
     """The plugins of installed distributions, by kind and name."""
     found = find_plugins(*KINDS)
-    rows = [[one.kind, one.name, f"{one.distribution} {one.version}", one.address] for one in found]
+    rows = [
+        [one.kind, one.name, f"{one.distribution} {one.version}", one.address or f"malformed: {one.fault}"]
+        for one in found
+    ]
     columns = [Column(heading, left=True) for heading in ("kind", "name", "distribution", "address")]
     none = f"no installed package offers any of {', '.join(KINDS)}"
     return Answer(document=[vars(one) for one in found], shown=[TextTable(columns, rows) if found else none])

@@ -13,6 +13,7 @@ import numpy as np
 
 from stages.datasets.manifest import DatasetError
 from stages.params.experiment import DatasetSource
+from stages.texts import plain
 
 GREATEST = float(np.finfo(np.float32).max)
 """Greatest number that training, which is in float32, can read."""
@@ -104,14 +105,14 @@ def match_labels(
     """
     import pandas as pd  # takes half a second
 
-    names, frame = frame[frame.columns[0]].map(str), frame[[*columns]]
+    names, frame = frame[frame.columns[0]].map(lambda name: plain(str(name))), frame[[*columns]]
     frame = frame.apply(pd.to_numeric, errors="coerce").fillna(frame)  # other text stays, for the message
     values = encode_targets(frame.to_numpy(), source, columns, str(path))
     by_ending: dict[str, list[str]] = {}
     for name in seen:
         parts = PurePosixPath(name).parts
         for start in range(len(parts)):
-            by_ending.setdefault("/".join(parts[start:]), []).append(name)
+            by_ending.setdefault(plain("/".join(parts[start:])), []).append(name)
     row_of: dict[str, int] = {}
     for row, name in enumerate(names):
         fitting = by_ending.get(name, [])

@@ -28,6 +28,7 @@ from stages.datasets.prepare_table import STAND_IN_ROWS, pack_table, split_rows
 from stages.datasets.shards import SPLITS, choose_splits, refuse_duplicates, split_of
 from stages.params.experiment import DatasetSource
 from stages.params.schema import nearest
+from stages.texts import UnreadableText, decode, encoding_of, plain
 
 _ROWS, _TARGETS = "x|images?|data|features", "y|labels?|targets?|masks?"
 Arrays = dict[Split, tuple[np.ndarray, np.ndarray]]
@@ -145,28 +146,59 @@ _PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _NUMBER = re.compile(rf"{_PLAIN.pattern}|[-+]?\d+,\d+(?:[eE][-+]?\d+)?|[-+]?\d{{1,3}}(?:[,.' ]\d{{3}})+(?:[.,]\d+)?")
 
 
+def decode_file(content: bytes, path: Path) -> str:
+    """Decode a file's content as `stages.texts.decode` does.
+
+    Raises:
+        DatasetError: it is in another encoding than UTF-8 or UTF-16 with a byte-order mark.
+    """
+    try:
+        return decode(content, path)
+    except UnreadableText as error:
+        raise DatasetError(str(error)) from None
+
+
+def _read_raw(path: Path, size: int = -1) -> bytes:
+    """Read the first bytes of a file, or all, unpacked if its name ends as that of a compressed one."""
+    import fsspec  # takes a third of a second
+
+    with fsspec.open(str(path), "rb", compression="infer") as file:
+        content: bytes = file.read(size)
+        return content
+
+
 def read_csv(path: Path, separator: str | None, **options: Any) -> Any:
     """Read a CSV file by pandas, with the `options` of its `read_csv`.
 
     Raises:
-        DatasetError: two columns have the same name, or a row has more fields than the header.
+        DatasetError: two columns have the same name, a row has more fields than the header, or it isn't text.
     """
     import pandas as pd  # takes half a second
 
     engine: Any = "python" if separator and len(separator) > 1 and separator != r"\s+" else "c"
     layout: dict[str, Any] = {"sep": separator or ",", "engine": engine}
     try:
+        start = _read_raw(path, 4096)
+        layout["encoding"] = encoding_of(start)
+        if layout["encoding"] != "utf-16" and b"\0" in start:
+            decode_file(start, path)
         # pandas takes surplus fields of the first row for row names, and renames columns that are called the same.
         header = pd.read_csv(path, header=None, nrows=2, dtype=str, keep_default_na=False, **layout).iloc[0]
         refuse_duplicates([name for name in header if name], path)
         return pd.read_csv(path, **layout, **options)
+    except UnicodeDecodeError:
+        decode_file(_read_raw(path), path)
+        raise
     except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
         hint = f"; quote fields that have the separator {layout['sep']!r}, or declare another `separator`"
         raise DatasetError(f"{path}: {str(error).strip()}{hint if ' fields in line ' in str(error) else ''}") from None
 
 
 def read_frame(path: Path, source: DatasetSource, reader: str, texts: Collection[str] = ()) -> Any:
-    """Read the table in a file, without the columns to ignore; in a CSV file `texts` stay as they are written.
+    """Read the table in a file, without the columns to ignore.
+
+    In a CSV file columns of text, and `texts`, are as they are written, so that NA and null are texts, too; an empty
+    cell is missing.  Among numbers and truth values, NA is missing.
 
     Raises:
         DatasetError: it can't be read, has no rows, or lacks a column that is declared.
@@ -174,7 +206,17 @@ def read_frame(path: Path, source: DatasetSource, reader: str, texts: Collection
     import pandas as pd  # takes half a second
 
     def read_by_separator(path: Path) -> Any:
-        return read_csv(path, source.separator, dtype=dict.fromkeys(texts, str))
+        frame = read_csv(path, source.separator)
+        guessed = {name: frame[name].dropna().astype(str) for name in frame.select_dtypes(exclude=["number", "bool"])}
+        whole = [name for name, cells in guessed.items() if len(cells) and cells.str.fullmatch(_PLAIN.pattern).all()]
+        frame = frame.astype(dict.fromkeys({*whole} - {*texts}, np.float64))  # pandas reads no integers from 2^64
+        others = {*guessed} - {*whole} | {*texts} & {*frame.columns}
+        if others:
+            written = read_csv(path, source.separator, dtype=str, keep_default_na=False, na_values=[""])
+            for name in others:
+                is_gap = frame[name].isna() & (pd.api.types.infer_dtype(frame[name], skipna=True) == "boolean")
+                frame[name] = written[name].mask(is_gap)
+        return frame
 
     known: dict[str, Any] = {"csv": read_by_separator, "parquet": pd.read_parquet}
     read = find_reader(path.parent.name, reader, known | dict.fromkeys(("npz", "sgemm"), pd.read_csv))
@@ -323,9 +365,10 @@ def _frames_of_files(source: DatasetSource, folder: Path) -> Frames:
     frames = {name: read_frame(folder / name, source, source.reader) for name in names}
     if any({*frame.columns} != {*frames[names[0]].columns} for frame in frames.values()):
         raise DatasetError(f"{folder}: its files have different columns")
-    texts = [name for frame in frames.values() for name in frame.select_dtypes(exclude=["number", "bool"])]
-    if texts and source.reader == "csv":  # as they are written, whatever type pandas guesses from a file's cells
-        frames = {name: read_frame(folder / name, source, source.reader, texts) for name in names}
+    texts = [{*frame.select_dtypes(exclude=["number", "bool"])} for frame in frames.values()]
+    if source.reader == "csv" and any(found != texts[0] for found in texts):  # a file's cells may all look like numbers
+        every = set().union(*texts)
+        frames = {name: read_frame(folder / name, source, source.reader, every) for name in names}
     return frames, wanted, ""
 
 
@@ -394,12 +437,21 @@ def _join(
     for name in texts:
         cells = whole[name].astype(str).where(whole[name].notna())
         _refuse_numbers(cells.dropna().unique(), f"{folder}: column {name!r}")
+        _refuse_alike(cells.dropna().unique(), f"{folder}: column {name!r}")
         if (count := cells.nunique()) > _MOST_CATEGORIES:
             raise DatasetError(f"{folder}: column {name!r} has {count:,} different texts; leave it out with `ignore`")
         found = pd.get_dummies(cells, prefix=name, prefix_sep="=", dtype=np.float64)
         dummies.append(found.where(cells.notna(), np.nan))
     values = pd.concat(dummies, axis=1)
     return tuple(map(str, values.columns)), values.to_numpy(np.float64), np.concatenate(targets), kept
+
+
+def _refuse_alike(texts: Iterable[str], where: str) -> None:
+    """Check that different texts also look different."""
+    spelled: dict[str, str] = {}
+    for text in texts:
+        if (other := spelled.setdefault(plain(text), text)) != text:
+            raise DatasetError(f"{where} has {other!a} and {text!a}, which look the same; write one of them")
 
 
 def _refuse_numbers(texts: Iterable[str], where: str) -> None:

@@ -24,9 +24,10 @@ from stages.datasets.archive import UNREADABLE, Member, walk
 from stages.datasets.manifest import DatasetError, Manifest, all_files, find_reader, judge_provenance
 from stages.datasets.packed import PackedInfo, TokenSet, digest_tokens, write_packed
 from stages.datasets.shards import choose_splits, is_table, read_columns, split_of
-from stages.datasets.tables import read_csv
+from stages.datasets.tables import decode_file, read_csv
 from stages.params.experiment import DatasetSource
 from stages.params.schema import nearest
+from stages.texts import encoding_of
 
 MAX_PAGE_BYTES = 1 << 24
 BETWEEN_PAGES = b"\n\n"
@@ -170,13 +171,16 @@ def _csv_column(path: Path, source: DatasetSource) -> Iterator[Any]:
 
 
 def _jsonl_column(path: Path, source: DatasetSource) -> Iterator[Any]:
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as raw:
+        encoding = encoding_of(raw.read(2))
+    with path.open(encoding=encoding) as file:
         try:
             for number, line in enumerate(file):
                 if line.strip():
                     fields = dict(json.loads(line).items())
                     yield fields[_known(source, [*fields], f"{path}, line {number + 1}")]
         except (ValueError, AttributeError, RecursionError) as error:
+            decode_file(path.read_bytes(), path)
             raise DatasetError(f"{path}: a line isn't a JSON object ({error})") from None
 
 
@@ -216,13 +220,10 @@ def stand_in_window(source: DatasetSource) -> int:
 def read_text(path: Path, size_bytes: int) -> bytes:
     """Read the whole file, whatever `size_bytes` are declared: the number is checked later."""
     content = path.read_bytes()
-    try:
-        content.decode()
-    except UnicodeDecodeError as error:
-        raise DatasetError(f"{path}: not UTF-8 text (byte {error.start:,})") from None
-    if len(content) < TEST_PART or b"\0" in content:
-        raise DatasetError(f"{path}: {'too short' if len(content) < TEST_PART else 'binary'}, not a text")
-    return content
+    text = decode_file(content, path)
+    if len(content) < TEST_PART:
+        raise DatasetError(f"{path}: too short, not a text")
+    return text.encode() if encoding_of(content) == "utf-16" else content
 
 
 # Path of the raw file and number of bytes declared -> the text.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import os
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from stages.checkpoint.predictor import Predictor
 from stages.datasets.packed import ImageSet, PackedInfo, TokenSet
 from stages.evaluation.cost import count_parameters
 from stages.papers import Observations, Observed, build_model, find_observations
-from stages.params.metrics import OwnMetric
+from stages.params.metrics import OwnMetric, predictions_come_first
 from stages.params.stage_inputs import code_digests
 from stages.run import ModelSpec, Replicate, RunSpec, canonical_json
 from stages.runs.evidence import Layers, Measurement, Moment, pack_confusion, pack_correct
@@ -425,10 +427,6 @@ def _rounded(value: float) -> float | None:
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
 
 
-_TRUE = ("target", "targets", "y_true", "labels", "true")
-"""Second parameters of functions that get predictions first, as those of torch and torchmetrics do."""
-
-
 def origin_of(metric: OwnMetric) -> dict[str, Any]:
     """Return the metric's definition and the digests of its `code`, for installed packages their versions."""
     return metric.definition | {"code": dict(code_digests((metric.address.partition(":")[0],), ()))}
@@ -447,7 +445,7 @@ def measure_own(
         try:
             if name in taken:
                 raise ValueError("evaluation has a metric of this name; choose another")
-            with _seeded():
+            with _isolated():
                 value = _number(_call(metric, rows["true"].copy(), rows[metric.takes].copy()))
             if not metric.holds(value):
                 raise ValueError(f"it is {value:g}, outside of its range {list(metric.range)}")
@@ -459,40 +457,62 @@ def measure_own(
     return found, faults
 
 
+def _restore_variables(variables: Mapping[str, str]) -> None:
+    if dict(os.environ) != variables:
+        os.environ.clear()
+        os.environ.update(variables)
+
+
+_STATES: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = (
+    (os.getcwd, os.chdir),
+    (lambda: dict(os.environ), _restore_variables),
+    (random.getstate, random.setstate),
+    (np.random.get_state, np.random.set_state),
+    (torch.get_rng_state, torch.set_rng_state),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (lambda: None, torch.set_default_device),  # ours sets none
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+)
+"""How to read and to set what all code in this process shares, and a metric's code may change."""
+
+
 @contextmanager
-def _seeded() -> Iterator[None]:
-    """Seed Python's, NumPy's and PyTorch's global generators in this block, and restore them afterwards."""
-    python, legacy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+def _isolated() -> Iterator[None]:
+    """Seed the global generators in this block; restore them and other states of the process afterwards."""
+    before = [read() for read, _ in _STATES]
+    with np.errstate(), np.printoptions(), warnings.catch_warnings():
         try:
             random.seed(0)
             np.random.seed(0)
             torch.manual_seed(0)
             yield
         finally:
-            random.setstate(python)
-            np.random.set_state(legacy)
+            for (_, restore), state in zip(_STATES, before, strict=True):
+                restore(state)
 
 
 def _call(metric: OwnMetric, true: np.ndarray, predicted: np.ndarray) -> Any:
     """Call a metric: scikit-learn's get arrays, those of torch tensors, a class of torchmetrics its `update`.
 
     Raises:
-        ValueError: there is no such callable.
+        ValueError: there is no such callable, or its parameters don't show which one gets what is true.
     """
     module, _, name = metric.address.partition(":")
     call: Any = getattr(import_module(module), name)
-    tensors = [torch.from_numpy(each) for each in (predicted, true)]
     if not callable(call):
         raise ValueError(f"{metric.address} can't be called")
-    if inspect.isclass(call):
-        made: Any = call(**metric.arguments)
-        made.update(*tensors)
-        return made.compute()
-    names = [*inspect.signature(call).parameters]
-    if names[1:2] and names[1] in _TRUE:
+    made: Any = call(**metric.arguments) if inspect.isclass(call) else None
+    is_first = predictions_come_first([*inspect.signature(call if made is None else made.update).parameters])
+    if made is None and not is_first:
+        return call(true, predicted, **metric.arguments)
+    tensors = [torch.from_numpy(each) for each in ((true, predicted) if is_first is False else (predicted, true))]
+    if made is None:
         return call(*tensors, **metric.arguments)
-    return call(true, predicted, **metric.arguments)
+    made.update(*tensors)
+    return made.compute()
 
 
 def _number(value: Any) -> float:
@@ -507,6 +527,6 @@ def _number(value: Any) -> float:
     if found.size != 1 or not np.issubdtype(found.dtype, np.number) or np.iscomplexobj(found):
         given = f"an array of shape {list(found.shape)}" if found.size > 1 else repr(value)[:60]
         raise ValueError(f"it gives {given}; expected one number, such as a mean over the classes")
-    if not math.isfinite(number := float(found.item())):
+    if not math.isfinite(number := float(found.item()) + 0.0):  # never minus zero
         raise ValueError(f"it is {number}; it may be undefined on these rows")
     return number

@@ -7,12 +7,16 @@ Importing timm or transformers takes seconds, and every command reads the parame
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from stages.runs.fingerprint import find_spec_of
+
+ADDRESS = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+"""`package.module:name`."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ def signature_of(address: str) -> Signature:
         UnknownCallable: there is no such module, or it has no such name.
     """
     module, _, name = address.partition(":")
+    if not ADDRESS.fullmatch(address):
+        raise UnknownCallable("expected package.module:name", [])
     if find_spec_of(module) is None:
         raise UnknownCallable(f"{module} can't be found; install it, or put its folder on PYTHONPATH", [])
     if found := _find(module, name):
@@ -69,7 +75,10 @@ def _body(module: str) -> list[ast.stmt]:
     spec = find_spec_of(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return []
-    queue = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    try:
+        queue = ast.parse(Path(spec.origin).read_bytes(), spec.origin).body
+    except ValueError as error:  # it isn't text
+        raise SyntaxError(str(error), (spec.origin, None, None, None)) from None
     for node in queue:  # which grows meanwhile
         if isinstance(node, ast.If | ast.Try | ast.ExceptHandler):
             queue += [*node.body, *getattr(node, "orelse", []), *getattr(node, "handlers", [])]

@@ -449,10 +449,10 @@ def _read_experiment(
 
 def _with_address(arm: ArmParams, paper: str, path: Path) -> ArmParams:
     """Return the arm with the address of its model if that is a plugin."""
-    known, name = classes_of(paper), arm.model.get("name")
-    if name is None or name in known:
+    known, name = classes_of(paper), str(arm.model.get("name"))
+    if "name" not in arm.model or name in known:
         return arm
-    address = address_of("models", str(name), known, path, f"arms.{arm.name}.model.name")
+    address = address_of("models", name, known, path, f"arms.{arm.name}.model.name")
     return dataclasses.replace(arm, model={**arm.model, "name": address})
 
 

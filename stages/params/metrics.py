@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -63,6 +63,36 @@ _AT_EPOCH = re.compile(r"epoch_\d+_.*")
 _OWN = {field.name for field in dataclasses.fields(OwnMetric)} - {"address", "arguments"}
 
 
+_WORDS: Sequence[tuple[Literal["predicted", "true"], Sequence[str]]] = (
+    ("predicted", ("pred", "preds", "prediction", "predictions", "predicted", "output", "outputs", "hat")),
+    ("predicted", ("ypred", "yhat", "estimate", "estimates", "estimated", "forecast", "forecasts", "guess", "guesses")),
+    ("true", ("true", "truth", "target", "targets", "actual", "actuals", "gold", "gt", "reference", "references")),
+    ("true", ("ytrue", "ground", "expected", "observed")),
+    ("predicted", ("score", "scores", "prob", "probs", "proba", "probas", "probability", "probabilities")),
+    ("predicted", ("logit", "logits", "input", "inputs")),
+    ("true", ("label", "labels")),
+)
+"""What words in a parameter's name say that it gets; the first word of the list that the name has decides."""
+
+
+def predictions_come_first(parameters: Sequence[str]) -> bool | None:
+    """Return True if a metric's function takes what is predicted before what is true, None if its names don't say.
+
+    Raises:
+        ValueError: both of its first parameters are named as if they took the same.
+    """
+    named = [{word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", name)} for name in parameters[:2]]
+    found = [next((what for what, words in _WORDS if not of_name.isdisjoint(words)), None) for of_name in named]
+    if len(found) < 2 or found == [None, None]:
+        return None
+    if found[0] == found[1]:
+        raise ValueError(
+            f"its first parameters are {parameters[0]} and {parameters[1]}, which may both be {found[0]}; call the one "
+            "that gets what is true y_true, and the other y_pred"
+        )
+    return found[0] == "predicted" or found[1] == "true"
+
+
 def read_metrics(written: Mapping[str, Mapping[str, Any]], source: Any, path: Path) -> dict[str, OwnMetric]:
     """Read the metrics of an experiment on the data set `source`; keys that aren't ours are arguments.
 
@@ -85,12 +115,13 @@ def _read(key: str, fields: Mapping[str, Any], source: Any, path: Path) -> OwnMe
     arguments = {name: value for name, value in fields.items() if name not in {"name", *_OWN}}
     own = {name: value for name, value in fields.items() if name in _OWN}
     metric = validate(TypeAdapter(OwnMetric), {"address": address, "arguments": arguments, **own}, path, place)
-    try:
-        canonical_json(arguments)
-    except TypeError as error:
-        raise ParamsError(f"{path}: {place}: {error}; expected numbers, text, lists and mappings") from None
     # A class is built with the arguments alone; a function gets the rows as its first two.
-    check_keywords(address, arguments, path, place, given=first_parameters(address, 2))
+    rows = first_parameters(address, 2)
+    check_keywords(address, arguments, path, place, given=rows)
+    try:
+        predictions_come_first(rows or ())
+    except ValueError as error:
+        raise ParamsError(f"{path}: {place}.name is {address!r}: {error}") from None
     low, high = metric.range
     if low is not None and high is not None and low >= high:
         raise ParamsError(f"{path}: {place}.range is {[low, high]}; expected the smaller number first")

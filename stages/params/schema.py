@@ -1,4 +1,4 @@
-"""Reads a YAML file against a schema; every mistake is one `ParamsError` with file, path of keys, value and choices."""
+"""Checks YAML files against schemas; every mistake is one `ParamsError` with file, path of keys, value and choices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from stages import papers_folder
+from stages import papers_folder, yaml_reader
 from stages.faults import Mistake
 from stages.papers import model_paths
 from stages.params.callables import UnknownCallable, signature_of
@@ -158,18 +157,6 @@ def check_task(source: Any, path: Path, key_path: str) -> None:
             raise ParamsError(f"{path}: {key_path}.{field} is {getattr(source, field)!r}; {expected}")
 
 
-def not_finite(value: Any, key_path: str = "") -> Iterator[tuple[str, float]]:
-    """Yield (dotted path of keys, value) of every NaN and infinity in a file's content."""
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from not_finite(item, f"{key_path}.{name}".strip("."))
-    elif isinstance(value, list):
-        for item in value:
-            yield from not_finite(item, key_path)
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield key_path, value
-
-
 Schema = TypeVar("Schema")
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
@@ -178,49 +165,23 @@ class ParamsError(Mistake, ValueError):
     """A params file has something that can't be run; the message names file, path, value and choices."""
 
 
-class _UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Refuses duplicate keys in one mapping: YAML forbids them, and the loader would keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
-        first: dict[str, int] = {}
-        for key, _ in node.value:
-            line = key.start_mark.line + 1
-            if isinstance(key, yaml.ScalarNode) and first.setdefault(key.value, line) != line:
-                problem = f"key {key.value!r} occurs twice, first in line {first[key.value]}"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def read_yaml(path: Path) -> Any:
-    """Read the file's content.
+    """Read the file's content, as `stages.yaml_reader` does.
 
     Raises:
-        ParamsError: the file is missing, can't be read, isn't UTF-8 or YAML, is empty, or contains NaN or an infinity.
+        ParamsError: the file is missing, empty or can't be read, or has something to correct.
     """
     if not path.is_file():
         raise ParamsError(f"{path}: no such file; every experiment in params.yaml has its own file in params/")
     try:
-        content = path.read_bytes()
-        value = yaml.load(content.decode(), _UniqueKeyLoader)
+        value = yaml_reader.read_yaml(path)
     except OSError as error:
         raise ParamsError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ParamsError(
-            f"{path}, line {line}: byte {content[error.start]:#x} is not UTF-8; save it as UTF-8"
-        ) from None
-    except yaml.YAMLError as error:
-        raise ParamsError(f"{path}: not YAML: {describe_yaml(error)}") from error
+    except ValueError as error:
+        raise ParamsError(str(error)) from None
     if value is None:
         raise ParamsError(f"{path}: the file is empty; `git checkout {path}` brings the committed one back")
-    for key_path, number in not_finite(value):
-        raise ParamsError(f"{path}: {key_path} is {number}; expected a finite number")
     return value
-
-
-def describe_yaml(error: yaml.YAMLError) -> str:
-    """Return the parser's message on one line, without its name for a text."""
-    return re.sub(r' in "<(?:unicode|byte) string>",', " at", " ".join(str(error).split()))
 
 
 def validate(schema: TypeAdapter[Schema], value: Any, path: Path, prefix: str = "") -> Schema:

@@ -58,7 +58,7 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
         "record": StageInputs(("stages.record", *packages), everything, files=("*/*.yaml",)),
         "report": StageInputs(("stages.report",)),
     }
-    readers = {plugin.name: plugin.address for plugin in find_plugins("readers")}
+    readers = {plugin.name: plugin.address for plugin in find_plugins("readers") if plugin.address}
     for name, source in everything["datasets"].items():
         found[f"fetch@{name}"] = StageInputs(("stages.fetch",), {"dataset": source, "data": profile["data"]})
         address = readers.get(source["reader"], source["reader"])

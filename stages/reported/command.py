@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stages.reported import TableError
-from stages.rules import ANYTIME, Rules
+from stages.rules import ANYTIME, Margins, Rules
 
 APPLICATION = Path(__file__).parent.parent / "app"
 """Folder of the packages `stages` and `service` in a wheel, which only this command puts on the path."""
+_PARAMS = ("profile", "profiles", "experiments", "datasets", "rates")
+"""What a params.yaml has besides `verdicts`."""
 _NEEDED = ("dvc", "pydantic", "rich", "sqlalchemy", "torch")
 """Packages of `claimcheck[train]` without which no other command starts."""
 _MORE = """\
@@ -63,8 +65,7 @@ def judge(options: argparse.Namespace) -> Printed:
     judged = tables.judge(options.claims, options.results, rules)
     shown = [str(each) for each in judged.verdicts] + [f"not judged: {problem}" for problem in judged.problems]
     title = f"Verdicts on {options.claims.name}"
-    usual = dataclasses.asdict(judging.RULES)
-    if changed := [name for name, value in dataclasses.asdict(rules).items() if value != usual[name]]:
+    if changed := judging.name_changes(rules):
         by = f"by the rules of {options.rules.name}, which change {', '.join(changed)}"
         title += f", {by}"
         shown.append(f"judged {by}")
@@ -93,24 +94,34 @@ def _write(path: Path, text: str) -> None:
 def _read_rules(path: Path, usual: Rules) -> Rules:
     """Read rules that differ from the usual: `verdicts` of a params.yaml, or its fields; `looks` may be `anytime`."""
     try:
-        import yaml
         from pydantic import TypeAdapter, ValidationError
+
+        from stages.yaml_reader import read_yaml
     except ImportError:
         raise TableError("other rules need two packages: pip install pyyaml pydantic") from None
     try:
-        found: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-        found = found.get("verdicts", found) if isinstance(found, dict) else found
+        found = read_yaml(path)
+        if isinstance(found, dict) and "verdicts" in found:
+            if others := [key for key in found if key not in ("verdicts", *_PARAMS)]:
+                raise TableError(f"{path}: {others[0]} is next to verdicts; move it there, or leave it out")
+            found = found["verdicts"]
         if not isinstance(found, dict):
             raise TableError(f"{path}: expected fields such as looks and margins; found {str(found)[:40]}")
         fields = dataclasses.asdict(usual) | found | ({"looks": ANYTIME} if found.get("looks") == "anytime" else {})
         if isinstance(fields["margins"], dict):
             fields["margins"] = dataclasses.asdict(usual.margins) | fields["margins"]
         return TypeAdapter(Rules).validate_python(fields)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise TableError(f"{path}: {error}") from None
+    except OSError as error:
+        raise TableError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
         first = error.errors()[0]
-        raise TableError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        said, key_path = first["msg"], ".".join(map(str, first["loc"]))
+        if first["type"] == "unexpected_keyword_argument":
+            known = dataclasses.fields(Margins if key_path.startswith("margins.") else Rules)
+            said = f"unknown key; known: {', '.join(field.name for field in known)}"
+        raise TableError(f"{path}: {key_path}: {said}") from None
+    except ValueError as error:
+        raise TableError(str(error)) from None
 
 
 def import_results(options: argparse.Namespace) -> Printed:

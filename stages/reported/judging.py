@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import html
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import fmean
@@ -21,7 +20,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import pandas as pd
 
-from stages.reported.units import LARGEST, PERCENT, ROUNDING
+from stages.reported.units import ROUNDING, PrintedNumber, is_number, parse_count
 from stages.rules import ANYTIME, Margins, Rules
 from stages.verdicts import (
     ComparableClaim,
@@ -39,91 +38,6 @@ from stages.verdicts import (
     not_tested,
 )
 from stages.verdicts.anytime import explain_anytime
-
-_NUMBER = r"(?:\d+(?:\.\d+)?|\.\d+|\d{1,3}(?:(?:,\d{3}){2,}|,\d{3}\.\d+))(?:e[+-]?\d{1,2})?"
-_PRINTED = re.compile(
-    rf"([+-]?{_NUMBER})\s*(%?)\s*(?:\((\d{{1,9}})\))?\s*(?:(?:±|\+/?-|\\pm)\s*({_NUMBER}))?\s*(%?)", re.ASCII
-)
-_COUNT = re.compile(r"(\d+)\s*(?:of|/)\s*(\d+)", re.ASCII)
-
-
-@dataclass(frozen=True)
-class PrintedNumber:
-    """A printed number.  `std` is the number after ±, in the same unit; `precision` the unit of its last digit.
-
-    A number in percent is a fraction here: 97.5 % is 0.975, with a precision of 0.001.  `is_text` is False if it came
-    as a number, which keeps no trailing zeros, so that its precision is only an upper bound.
-    """
-
-    value: float
-    std: float | None
-    precision: float
-    is_percent: bool
-    is_text: bool = True
-
-    @property
-    def rounding(self) -> float:
-        """The unit of the last printed digit, 0 if that isn't known."""
-        return self.precision if self.is_text else 0.0
-
-    @classmethod
-    def parse(cls, text: object, unit: str = "") -> PrintedNumber:
-        """Parse a number, or a text; `unit` may say that it is in percent.  A parsed number stays as it is.
-
-        Raises:
-            ValueError: it isn't a number as papers print one.
-        """
-        if isinstance(text, cls):
-            return text
-        in_percent, is_number = unit.strip().lower() in PERCENT, _is_number(text)
-        plain = str(text).lower().translate({0x2212: "-", 0xFF05: "%"})
-        plain = re.sub("|".join(PERCENT[1:]), "%", re.sub(r"[_^]?\{|[}$]|\\(?=%)", "", plain)).strip()
-        found = _PRINTED.fullmatch(plain)
-        if found is None:
-            raise ValueError(f"{str(text)[:40]!r} is not a number{_explain(plain)}; {_EXAMPLES}")
-        first, sign, digits, spread, last_sign = found.groups()
-        number = first.replace(",", "")
-        is_mixed = bool(sign) != bool(last_sign) and (bool(sign) or abs(float(number)) <= 1)
-        if spread and is_mixed and not in_percent:
-            raise ValueError(f"{str(text)[:40]!r} may have one number in percent or two; write % after both")
-        is_percent = bool(sign or last_sign) or in_percent
-        divisor = 100 if is_percent else 1
-        mantissa, _, exponent = number.partition("e")
-        last = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) / divisor
-        std = int(digits) * last if digits else float(spread.replace(",", "")) / divisor if spread else None
-        if not max(abs(float(number)), std or 0.0) <= LARGEST:
-            raise ValueError(f"{str(text)[:40]!r} is too large; {_EXAMPLES}")
-        return cls(float(number) / divisor, std, last, is_percent, not is_number)
-
-    def divided(self, by: float) -> PrintedNumber:
-        """Return the number in a unit that is larger by this factor."""
-        std = None if self.std is None else self.std / by
-        return dataclasses.replace(self, value=self.value / by, std=std, precision=self.precision / by)
-
-
-_EXAMPLES = "print it as 97.5 %, 97.5 ± 0.2 % or 0.975(2)"
-
-
-def _explain(text: str) -> str:
-    """Return what probably is wrong with a number's text."""
-    if re.search(r"\d,\d", text):
-        return ", because its comma may be a decimal point or separate thousands"
-    if re.search(r"\(\s*\d*\.\d+\s*%?\s*\)", text):
-        return ", because the brackets may hold a standard deviation, an error or a range"
-    return " alone; leave out marks such as *, ~ or >, and ranges" if re.search(r"\d", text) else ""
-
-
-def parse_count(text: object) -> tuple[int, int]:
-    """Parse "15 of 16".
-
-    Raises:
-        ValueError: it isn't a count of a total.
-    """
-    found = _COUNT.fullmatch(str(text).strip())
-    if found is None or not 0 <= int(found[1]) <= int(found[2]) or not int(found[2]):
-        raise ValueError(f"{str(text)[:40]!r} is not a count; print it as 15 of 16")
-    return int(found[1]), int(found[2])
-
 
 Better = Literal["higher", "lower"]
 Values = Iterable[float | None]
@@ -151,14 +65,24 @@ RULES_ANYTIME = dataclasses.replace(RULES, looks=ANYTIME)
 """The same for replicates that arrive without a plan: their intervals are wider and hold at any number of them."""
 
 
+def name_changes(rules: Rules) -> tuple[str, ...]:
+    """Return the fields in which these rules differ from the usual ones; `families` change no verdict here."""
+    names = [field.name for field in dataclasses.fields(rules) if field.name != "families"]
+    return tuple(name for name in names if getattr(rules, name) != getattr(RULES, name))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReportedVerdict:
-    """A verdict on reported results.  `ours` is the mean of the replicates, or the gain of one arm over the other."""
+    """A verdict on reported results.  `ours` is the mean of the replicates, or the gain of one arm over the other.
+
+    `changed_rules` are the fields of other rules than `RULES` that differ from these.
+    """
 
     claim: str
     printed: float | None
     ours: float | None
     verdict: Verdict
+    changed_rules: tuple[str, ...] = ()
 
     @property
     def status(self) -> Status:
@@ -171,7 +95,8 @@ class ReportedVerdict:
         return f"Its size: {size.status}. {size.explanation}" if size else ""
 
     def __str__(self) -> str:
-        said = f"{self.claim}: {self.status} (reported, not retrained). {self.verdict.explanation} {self.of_size}"
+        by = f"; by rules with other {', '.join(self.changed_rules)}" if self.changed_rules else ""
+        said = f"{self.claim}: {self.status} (reported, not retrained{by}). {self.verdict.explanation} {self.of_size}"
         return said.rstrip()
 
     def to_dict(self) -> dict[str, Any]:
@@ -187,6 +112,7 @@ class ReportedVerdict:
             **{name: getattr(self.verdict, name) for name in numbers},
             **self.verdict.ends,
             "size": None if size is None else {"status": str(size.status), "explanation": size.explanation},
+            "changed_rules": list(self.changed_rules),
         }
 
     def to_frame(self) -> pd.DataFrame:
@@ -243,17 +169,17 @@ def value(
     """
     _check_options(better, margin, rules, claim, is_share=is_share, n=n)
     number, sample = _parse(printed, std), _sample(ours)
-    rules = _cover(rules, sample.n)
+    margins = rules.margins
     if is_share:
         _check_shares(number, sample)
-        is_coarse = number.rounding > (1 + ROUNDING) * rules.margins.error_points
+        is_coarse = number.rounding > (1 + ROUNDING) * margins.error_points
     else:
         is_coarse = number.rounding > _COARSE * abs(number.value)
 
     def margin_at(level: float) -> float:
         if not is_share:
-            return rules.margins.loss(abs(level), number.rounding)
-        return (rules.margins.accuracy if better == "higher" else rules.margins.error)(level, number.rounding)
+            return margins.loss(abs(level), number.rounding)
+        return (margins.accuracy if better == "higher" else margins.error)(level, number.rounding)
 
     judged = ValueClaim(
         value=number.value,
@@ -265,9 +191,10 @@ def value(
     is_coarse = is_coarse and margin is None
     planned = None if rules.is_anytime else sample.n
     size = 0.0 if is_coarse else math.inf
-    verdict = judge_value(judged, sample, rules=rules, planned=planned, size=size, as_large=_FEW_DIGITS)
+    covering = _cover(rules, sample.n)
+    verdict = judge_value(judged, sample, rules=covering, planned=planned, size=size, as_large=_FEW_DIGITS)
     mean = fmean(sample.values) if sample.values else None
-    return _reported(claim, number.value, mean, verdict, rules)
+    return _reported(claim, number.value, mean, verdict, rules, sample.n)
 
 
 def order(
@@ -371,7 +298,7 @@ def wins(
         return unjudged(claim, why, claimed)
     verdict = judge_wins(claimed, gains, rules, n=min(gain.n for gain in gains))
     count = None if verdict.estimate is None else claimed + verdict.estimate
-    return ReportedVerdict(claim=claim, printed=claimed, ours=count, verdict=verdict)
+    return _reported(claim, claimed, count, verdict, rules, verdict.n)
 
 
 _COARSE = 0.1
@@ -384,15 +311,8 @@ def _require(name: str, given: object, is_valid: object, expected: str) -> None:
         raise ValueError(f"{name} is {repr(given)[:60]}; expected {expected}")
 
 
-def _is_number(given: object, least: float = -math.inf) -> bool:
-    """Return True for a number that can be judged and is larger than `least`."""
-    if not isinstance(given, int | float | np.integer | np.floating) or isinstance(given, bool):
-        return False
-    return bool(max(least, -LARGEST) < given <= LARGEST)
-
-
 def _is_count(given: object, least: int) -> bool:
-    return isinstance(given, int | np.integer) and _is_number(given, least - 1)
+    return isinstance(given, int | np.integer) and is_number(given, least - 1)
 
 
 def _check_options(
@@ -407,7 +327,7 @@ def _check_options(
 ) -> None:
     """Check the arguments that say how to judge."""
     _require("better", better, isinstance(better, str) and better in ("higher", "lower"), "'higher' or 'lower'")
-    _require("margin", margin, margin is None or _is_number(margin, 0), "a number above 0, such as 0.01 for 1 %")
+    _require("margin", margin, margin is None or is_number(margin, 0), "a number above 0, such as 0.01 for 1 %")
     _require("rules", rules, isinstance(rules, Rules), "Rules, such as claimcheck.RULES")
     _require("claim", claim, isinstance(claim, str), "a text")
     _require("is_share", is_share, isinstance(is_share, bool), "True or False")
@@ -530,7 +450,7 @@ class _Comparison:
                 if judge is judge_gap:
                     return unjudged(self.claim, why, number)
                 verdict = dataclasses.replace(verdict, size=not_tested(why))
-        return _reported(self.claim, number, verdict.estimate, verdict, rules)
+        return _reported(self.claim, number, verdict.estimate, verdict, self.rules, min(one.n, other.n))
 
 
 def measure_gains(a: float, b: float, better: Better, is_share: bool) -> tuple[float, float, float]:
@@ -562,9 +482,16 @@ def _find_other_reading(
     return ""
 
 
-def _reported(claim: str, printed: float | None, ours: float | None, verdict: Verdict, rules: Rules) -> ReportedVerdict:
+def _reported(
+    claim: str, printed: float | None, ours: float | None, verdict: Verdict, rules: Rules, n: int
+) -> ReportedVerdict:
+    """Return the verdict on `n` replicates by these rules, before they were made to cover `n`."""
     verdict = explain_anytime(verdict, "replicates") if rules.is_anytime else verdict
-    return ReportedVerdict(claim=claim, printed=printed, ours=ours, verdict=verdict)
+    if rules.is_anytime and n > (most := max(rules.looks)):
+        why = f"With `looks: anytime` only the first {most:,} of the {n:,} replicates are judged."
+        verdict = dataclasses.replace(verdict, explanation=f"{verdict.explanation} {why}")
+    changes = name_changes(rules)
+    return ReportedVerdict(claim=claim, printed=printed, ours=ours, verdict=verdict, changed_rules=changes)
 
 
 def _items(name: str, given: object) -> list[Any]:
@@ -578,8 +505,8 @@ def _sample(values: Values) -> Sample:
     for each in _items("an arm", values):
         number = each.item() if getattr(each, "ndim", None) == 0 else each  # of NumPy or PyTorch
         is_missing = number is None or number is pd.NA or (isinstance(number, float) and not math.isfinite(number))
-        _require("a replicate", each, is_missing or _is_number(number), "a number up to 1e100, or None if it diverged")
-        replicates.append(None if is_missing else float(number))
+        _require("a replicate", each, is_missing or is_number(number), "a number up to 1e100, or None if it diverged")
+        replicates.append(None if is_missing else float(number) + 0.0)
     return Sample.of(replicates)
 
 

@@ -5,7 +5,6 @@ A row that can't be judged is reported with what was found, what was expected an
 
 from __future__ import annotations
 
-import codecs
 import csv
 import dataclasses
 import difflib
@@ -21,11 +20,7 @@ from typing import TypeAlias, cast
 import pandas as pd
 
 from stages.reported import TableError as TableError
-from stages.reported.judging import (
-    Better,
-    PrintedNumber,
-    parse_count,
-)
+from stages.reported.judging import Better
 from stages.reported.units import (
     HIGHER,
     LARGEST,
@@ -33,8 +28,12 @@ from stages.reported.units import (
     NO_SHARES,
     PERCENT,
     SHARES,
+    PrintedNumber,
+    explain_number,
     last_word,
+    parse_count,
 )
+from stages.texts import UnreadableText, decode, plain
 
 Table: TypeAlias = pd.DataFrame | str | Path
 KINDS = ("value", "order", "gap", "comparable", "wins")
@@ -43,6 +42,10 @@ COLUMNS = {"baseline_arm": "baseline", "experiment": "dataset", "value": "printe
 """Other names of columns of claims."""
 KEYS = ("dataset", "arm", "seed", "fold", "epoch", "unit", "lab", "url")
 _DIVERGED = ("", "nan", "none", "diverged", "<na>", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity")
+_LONGEST = 400
+"""Characters of a number; Python doesn't read integers of thousands."""
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.ASCII)
+_WHOLE = re.compile(r"([+-]?\d+)(?:\.0*)?", re.ASCII)
 _SEED = re.compile(r"^(?:s|seed|fold|run)[-_ ]?(\d+)$", re.ASCII)
 
 
@@ -100,7 +103,7 @@ def read_table(table: Table, needed: Sequence[str], aliases: Mapping[str, str]) 
         frame = read_file(Path(table))
     else:
         raise TableError(f"{repr(table)[:60]} isn't a table; expected the path of a CSV file, or a data frame")
-    frame.columns = [str(column).strip().lower() for column in frame.columns]
+    frame.columns = [plain(str(column)).lower() for column in frame.columns]
     frame = frame.rename(columns={old: new for old, new in aliases.items() if new not in frame.columns})
     frame = frame.loc[:, [column != "" for column in frame.columns]]
     if lacking := [column for column in needed if column not in frame.columns]:
@@ -113,13 +116,11 @@ def read_table(table: Table, needed: Sequence[str], aliases: Mapping[str, str]) 
 def read_file(path: Path) -> pd.DataFrame:
     """Read a CSV file, also with semicolons or tabs, or in UTF-16, as Excel writes it; as `read_table`."""
     try:
-        raw = path.read_bytes()
-        utf16 = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        lines = list(io.StringIO(raw.decode("utf-16" if utf16 else "utf-8-sig"), newline=""))
+        lines = list(io.StringIO(decode(path.read_bytes(), path), newline=""))
     except OSError as error:
         raise TableError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise TableError(f"{path} isn't text in UTF-8; save it as CSV UTF-8") from None
+    except UnreadableText as error:
+        raise TableError(str(error)) from None
     first = next((at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
     header = lines[first] if first < len(lines) else ""
     rows: list[list[str]] = []
@@ -150,7 +151,7 @@ def _texts(cells: pd.Series) -> pd.Series:
 
 def _text(cell: object) -> str:
     """Return the text of a cell, empty if it is missing."""
-    return "" if cell is None or (pd.api.types.is_scalar(cell) and pd.isna(cell)) else str(cell).strip()  # type: ignore[call-overload]
+    return "" if cell is None or (pd.api.types.is_scalar(cell) and pd.isna(cell)) else plain(str(cell))  # type: ignore[call-overload]
 
 
 def read_rows(frame: pd.DataFrame) -> tuple[list[ClaimRow], list[RowProblem]]:
@@ -329,15 +330,21 @@ def read_results(results: Table, metrics: Collection[str]) -> pd.DataFrame:
     texts = _texts(frame["value"]).str.lower().str.replace("\u2212", "-").str.replace("\uff05", "%")
     in_percent = texts.str.endswith("%")
     frame.loc[in_percent, "unit"] = "%"
-    frame["value"] = _read_numbers(frame, "value", texts.str.removesuffix("%").str.strip(), _DIVERGED)
+    frame["value"] = _read_numbers(frame, "value", texts.str.removesuffix("%").str.strip(), _DIVERGED).astype(float)
+    advice = "keep one of each"
+    if index == "fold" and "seed" in frame.columns and _texts(frame["seed"]).nunique() > 1:
+        advice = (
+            "folds of several seeds share their data, so these aren't independent runs: replace the results of each "
+            "fold by their mean, or keep those of one seed"
+        )
     seeds = _texts(frame[index]).str.lower().replace(_SEED, r"\1", regex=True)
     frame["seed"] = _read_numbers(frame, index, seeds)
     run = ["dataset", "arm", "seed", "metric"]
     if "epoch" in frame.columns:
         frame["epoch"] = _read_numbers(frame, "epoch", _texts(frame["epoch"]))
-        _refuse_twice(frame, [*run, "epoch", "lab"], index)
+        _refuse_twice(frame, [*run, "epoch", "lab"], index, advice)
         frame = frame.sort_values("epoch", kind="stable").drop_duplicates([*run, "lab"], keep="last")
-    _refuse_twice(frame, run, index)
+    _refuse_twice(frame, run, index, advice)
     frame["divisor"] = frame["unit"].map(lambda unit: math.nan if not unit else 100.0 if unit == "%" else 1.0)
     frame = frame.sort_values("seed", kind="stable")
     frame.attrs.update(is_folded=index == "fold", is_wide=is_wide, names=names)
@@ -350,26 +357,33 @@ def _read_numbers(frame: pd.DataFrame, column: str, texts: pd.Series, missing: S
     Raises:
         TableError: a text is neither.
     """
-    is_missing = texts.isin(missing)
-    numbers = pd.to_numeric(texts.where(~is_missing), errors="coerce").astype(float)
-    wrong = ~numbers.abs().le(LARGEST) & ~is_missing
-    if wrong.any():
-        at = int(wrong.to_numpy().argmax())
+    numbers = [math.nan if text in missing else _read_number(text) for text in texts]
+    if None in numbers:
+        at = numbers.index(None)
         text, line = texts.iloc[at][:40], frame["line"].iloc[at]
         expected = "97.1, 97.1 % or, if it diverged, nothing" if column == "value" else "a number in each row"
         raise TableError(
-            f"the results' {column} {text!r} (line {line}) is not a number up to 1e100; expected {expected}"
+            f"the results' {column} {text!r} (line {line}) is not a number up to 1e100{explain_number(text)}; expected "
+            f"{expected}"
         )
-    return numbers
+    return pd.Series(numbers, index=texts.index, dtype=object)
 
 
-def _refuse_twice(frame: pd.DataFrame, columns: Sequence[str], index: str) -> None:
+def _read_number(text: str) -> float | None:
+    """Return the number in a text, a whole one exactly, because floats merge seeds from 2^53; None if there is none."""
+    if len(text) > _LONGEST or not _NUMBER.fullmatch(text) or abs(float(text)) > LARGEST:
+        return None
+    whole = _WHOLE.fullmatch(text)
+    return int(whole[1]) if whole else float(text)
+
+
+def _refuse_twice(frame: pd.DataFrame, columns: Sequence[str], index: str, advice: str) -> None:
     twice = frame[frame.duplicated(columns, keep=False)]
     if twice.empty:
         return
     first = twice.iloc[0]
     lines = twice[(twice[list(columns)] == first[list(columns)]).all(axis=1)]["line"].tolist()
     raise TableError(
-        f"the results have {first['arm']!r}, {index} {first['seed']:g}, {first['metric']!r} twice; keep one of each "
-        f"(lines {', '.join(map(str, lines[:4]))})"
+        f"the results have {first['arm']!r}, {index} {first['seed']}, {first['metric']!r} twice; {advice} (lines "
+        f"{', '.join(map(str, lines[:4]))})"
     )

@@ -15,13 +15,7 @@ import pandas as pd
 
 from stages.reported import TableError as TableError
 from stages.reported import judging
-from stages.reported.judging import (
-    RULES,
-    PrintedNumber,
-    ReportedVerdict,
-    measure_gains,
-    unjudged,
-)
+from stages.reported.judging import RULES, ReportedVerdict, measure_gains, unjudged
 from stages.reported.reading import (
     COLUMNS,
     KINDS,
@@ -36,12 +30,7 @@ from stages.reported.reading import (
     read_rows,
     read_table,
 )
-from stages.reported.units import (
-    NO_SHARES,
-    find_divisors,
-    find_readings,
-    last_word,
-)
+from stages.reported.units import NO_SHARES, PrintedNumber, find_divisors, find_readings, last_word
 from stages.rules import Rules
 from stages.verdicts import ICONS, WORD_OF, Status
 

@@ -10,7 +10,7 @@ import math
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import pandas as pd
 
 from stages.reported import TableError
 from stages.reported.reading import read_file
-from stages.reported.units import HIGHER, LOWER, last_word
+from stages.reported.units import HIGHER, LOWER, explain_number, last_word
 
 USUAL = {
     "arm": ("arm", "model", "model_name", "arch", "architecture", "network"),
@@ -28,6 +28,7 @@ USUAL = {
 }
 """Names of the parameters that hold each column, in the order in which they are tried."""
 _NAME = re.compile(r"(?:^|[-_./ ])(?:seed|run)[-_= ]?(\d+)(?=$|[-_./ ])", re.IGNORECASE)
+_WITH_COMMA = re.compile(r"[+-]?\d+,\d+")
 _ADMINISTRATIVE = ("state", "notes", "user", "tags", "created", "runtime", "sweep", "id", "name")
 """Columns of a table that W&B exports, which are neither parameters nor metrics."""
 
@@ -151,30 +152,39 @@ def _read_csv(path: Path) -> Iterator[TrackedRun]:
         for column in frame.columns:
             name, dash, metric = column.rpartition(" - ")
             if dash and not metric.endswith(("__MIN", "__MAX")):
-                cells = zip(frame["Step"], frame[column], strict=True)
-                yield TrackedRun(
-                    name=name,
-                    parameters={},
-                    points=[(metric, int(float(at)), float(cell)) for at, cell in cells if cell],
-                )
+                run = TrackedRun(name=name, parameters={})
+                for line, at, cell in zip(frame.index, frame["Step"], frame[column], strict=True):
+                    if cell:
+                        step = int(_number(at, f"{path}, line {line}: Step"))
+                        run.points.append((metric, step, _number(cell, f"{path}, line {line}: {column}")))
+                yield run
         return
     for number, row in zip(frame.index, frame.to_dict("records"), strict=True):
         texts = {str(name): str(cell).strip() for name, cell in row.items()}
         named = {name.lower(): cell for name, cell in texts.items()}
-        numbers = ((name, _number(cell)) for name, cell in texts.items() if name.lower() not in _ADMINISTRATIVE)
-        yield TrackedRun(
+        run = TrackedRun(
             name=named.get("name") or f"(line {number})",
             parameters=texts,
-            points=[(name, None, value) for name, value in numbers if value is not None],
             is_finished=named.get("state", "finished") == "finished",
         )
+        for name, cell in texts.items():
+            is_metric = last_word(name) in HIGHER + LOWER and _WITH_COMMA.fullmatch(cell)
+            with nullcontext() if is_metric else suppress(TableError):  # other texts are parameters
+                if name.lower() not in _ADMINISTRATIVE:
+                    run.points.append((name, None, _number(cell, f"{path}, line {number}: {name}")))
+        yield run
 
 
-def _number(cell: str) -> float | None:
+def _number(cell: str, where: str) -> float:
+    """Return a cell's number.
+
+    Raises:
+        TableError: it has none.
+    """
     try:
         return float(cell)
     except ValueError:
-        return None
+        raise TableError(f"{where} is {cell!r}, which is not a number{explain_number(cell)}") from None
 
 
 def _read_mlflow(source: Path) -> Iterator[TrackedRun]:
@@ -188,10 +198,11 @@ def _read_mlflow(source: Path) -> Iterator[TrackedRun]:
         raise TableError("reading MLflow's folders needs a package: pip install pyyaml") from None
     for meta in sorted(source.glob("**/meta.yaml")):
         try:
-            described: dict[str, Any] = yaml.safe_load(meta.read_text(encoding="utf-8"))
+            described: Any = yaml.safe_load(meta.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
             raise TableError(f"{meta}: {error}") from None
-        if "run_id" not in (described or ()) or described.get("lifecycle_stage") == "deleted":
+        described = described if isinstance(described, dict) else {}
+        if "run_id" not in described or described.get("lifecycle_stage") == "deleted":
             continue
         run = TrackedRun(
             name=str(described.get("run_name") or described["run_id"]),

@@ -1,4 +1,4 @@
-"""Reads the name of a metric, and decides once on the unit of its results on a data set.
+"""Reads printed numbers and the name of a metric, and decides once on the unit of its results on a data set.
 
 A share, such as an accuracy, may be a fraction or in percent.  Numbers that say their unit are taken at their word.  A
 number above 1 can only be in percent.  Other numbers have several readings; a claim is judged only if these agree.
@@ -6,11 +6,17 @@ number above 1 can only be in percent.  Other numbers have several readings; a c
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
+
+from stages.texts import plain
 
 HIGHER = ("accuracy", "acc", "top", "f1", "auc", "auroc", "map", "bleu", "precision", "recall", "iou", "psnr")
 LOWER = ("error", "loss", "mse", "mae", "rmse", "perplexity", "fid", "wer")
@@ -28,6 +34,97 @@ _NEAR = 10.0
 
 Reading = tuple[float, float]
 """Divisors of a claim's numbers, and of results without a unit."""
+_NUMBER = r"(?:\d+(?:\.\d+)?|\.\d+|\d{1,3}(?:(?:,\d{3}){2,}|,\d{3}\.\d+))(?:e[+-]?\d{1,2})?"
+_PRINTED = re.compile(
+    rf"([+-]?{_NUMBER})\s*(%?)\s*(?:\((\d{{1,9}})\))?\s*(?:(?:±|\+/?-|\\pm)\s*({_NUMBER}))?\s*(%?)", re.ASCII
+)
+_COUNT = re.compile(r"(\d+)\s*(?:of|/)\s*(\d+)", re.ASCII)
+
+
+def is_number(given: object, least: float = -math.inf) -> bool:
+    """Return True for a number that can be judged and is larger than `least`."""
+    if not isinstance(given, int | float | np.integer | np.floating) or isinstance(given, bool):
+        return False
+    return bool(max(least, -LARGEST) < given <= LARGEST)
+
+
+@dataclass(frozen=True)
+class PrintedNumber:
+    """A printed number.  `std` is the number after ±, in the same unit; `precision` the unit of its last digit.
+
+    A number in percent is a fraction here: 97.5 % is 0.975, with a precision of 0.001.  `is_text` is False if it came
+    as a number, which keeps no trailing zeros, so that its precision is only an upper bound.
+    """
+
+    value: float
+    std: float | None
+    precision: float
+    is_percent: bool
+    is_text: bool = True
+
+    @property
+    def rounding(self) -> float:
+        """The unit of the last printed digit, 0 if that isn't known."""
+        return self.precision if self.is_text else 0.0
+
+    @classmethod
+    def parse(cls, text: object, unit: str = "") -> PrintedNumber:
+        """Parse a number, or a text; `unit` may say that it is in percent.  A parsed number stays as it is.
+
+        Raises:
+            ValueError: it isn't a number as papers print one.
+        """
+        if isinstance(text, cls):
+            return text
+        in_percent = unit.strip().lower() in PERCENT
+        bare = plain(str(text)).lower().translate({0x2212: "-", 0xFF05: "%"})
+        bare = re.sub("|".join(PERCENT[1:]), "%", re.sub(r"[_^]?\{|[}$]|\\(?=%)", "", bare)).strip()
+        found = _PRINTED.fullmatch(bare)
+        if found is None:
+            raise ValueError(f"{str(text)[:40]!r} is not a number{explain_number(bare)}; {_EXAMPLES}")
+        first, sign, digits, spread, last_sign = found.groups()
+        number = first.replace(",", "")
+        is_mixed = bool(sign) != bool(last_sign) and (bool(sign) or abs(float(number)) <= 1)
+        if spread and is_mixed and not in_percent:
+            raise ValueError(f"{str(text)[:40]!r} may have one number in percent or two; write % after both")
+        is_percent = bool(sign or last_sign) or in_percent
+        divisor = 100 if is_percent else 1
+        mantissa, _, exponent = number.partition("e")
+        last = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) / divisor
+        std = int(digits) * last if digits else float(spread.replace(",", "")) / divisor if spread else None
+        if not max(abs(float(number)), std or 0.0) <= LARGEST:
+            raise ValueError(f"{str(text)[:40]!r} is too large; {_EXAMPLES}")
+        return cls(float(number) / divisor + 0.0, std, last, is_percent, not is_number(text))  # -0.0 becomes 0.0
+
+    def divided(self, by: float) -> PrintedNumber:
+        """Return the number in a unit that is larger by this factor."""
+        std = None if self.std is None else self.std / by
+        return dataclasses.replace(self, value=self.value / by, std=std, precision=self.precision / by)
+
+
+_EXAMPLES = "print it as 97.5 %, 97.5 ± 0.2 % or 0.975(2)"
+
+
+def explain_number(text: str) -> str:
+    """Return what probably is wrong with a number's text."""
+    if re.search(r"\d,\d", text):
+        choice = f": write {text.replace(',', '.')} or {text.replace(',', '')}" if text.count(",") == 1 else ""
+        return f", because its comma may be a decimal point or separate thousands{choice}"
+    if re.search(r"\(\s*\d*\.\d+\s*%?\s*\)", text):
+        return ", because the brackets may hold a standard deviation, an error or a range"
+    return " alone; leave out marks such as *, ~ or >, and ranges" if re.search(r"\d", text) else ""
+
+
+def parse_count(text: object) -> tuple[int, int]:
+    """Parse "15 of 16".
+
+    Raises:
+        ValueError: it isn't a count of a total.
+    """
+    found = _COUNT.fullmatch(plain(str(text)))
+    if found is None or not 0 <= int(found[1]) <= int(found[2]) or not int(found[2]):
+        raise ValueError(f"{str(text)[:40]!r} is not a count; print it as 15 of 16")
+    return int(found[1]), int(found[2])
 
 
 def last_word(metric: str) -> str:

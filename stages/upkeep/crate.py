@@ -20,7 +20,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from stages.citation import name_author, read_licences
+from stages.citation import Citation
 from stages.recording.builder import record
 from stages.results import ClaimFilter, Dataset, ExperimentRow, JudgedClaim, Paper, Result, list_judged, open_results
 from stages.run import canonical_json
@@ -141,15 +141,15 @@ def _program_id(result: Result) -> str:
     return f"swh:1:rev:{result.origin['revision']}" if result.origin else _HERE
 
 
-def _programs(root: Path, about: Mapping[str, Any], results: Iterable[Result]) -> Iterator[Entity]:
+def _programs(root: Path, about: Citation, results: Iterable[Result]) -> Iterator[Entity]:
     """Yield the program as it is here, and at each revision that published results."""
     shared = {"license": _ids(_licence_ids(about)), "author": _id("#authors")}
     code = [name for name in _CODE if (root / name).is_dir()]
     yield _entity(
         _HERE,
         "SoftwareApplication",
-        about["title"],
-        softwareVersion=about["version"],
+        about.title,
+        softwareVersion=about.version,
         softwareRequirements=None if _CODE[0] in code else f"claimcheck=={version('claimcheck')}",
         hasPart=_ids(f"{name}/" for name in code),
         **shared,
@@ -159,7 +159,7 @@ def _programs(root: Path, about: Mapping[str, Any], results: Iterable[Result]) -
         yield _entity(
             key,
             "SoftwareApplication",
-            f"Revision {origin['revision'][:12]} of {about['title']}{changed}",
+            f"Revision {origin['revision'][:12]} of {about.title}{changed}",
             softwareVersion=origin["revision"],
             softwareRequirements=[f"{name} {number}" for name, number in sorted(origin["versions"].items())],
             **shared,
@@ -259,23 +259,22 @@ def _verdict(one: JudgedClaim) -> Iterator[Entity]:
     )
 
 
-def _licence_ids(about: Mapping[str, Any]) -> list[str]:
-    return [f"https://spdx.org/licenses/{licence}" for licence in read_licences(about)]
+def _licence_ids(about: Citation) -> list[str]:
+    return [f"https://spdx.org/licenses/{licence}" for licence in about.license]
 
 
-def _authors(about: Mapping[str, Any]) -> Iterator[Entity]:
+def _authors(about: Citation) -> Iterator[Entity]:
     """Yield one organisation of all authors of CITATION.cff, and each of them, a person or an organisation."""
     members = []
-    for author in about["authors"]:
-        name = name_author(author)
-        key = author.get("orcid") or author.get("website") or f"#author-{name.replace(' ', '-')}"
-        members.append(_entity(key, "Organization" if "name" in author else "Person", name))
+    for author in about.authors:
+        key = author.address or f"#author-{author.name.replace(' ', '-')}"
+        members.append(_entity(key, "Organization" if author.is_organisation else "Person", author.name))
     joint = ", ".join(one["name"] for one in members)
     yield _entity("#authors", "Organization", joint, member=_ids(one["@id"] for one in members))
     yield from members
 
 
-def _write(root: Path, folder: Path, about: Mapping[str, Any], entities: Iterable[Entity], published: str) -> None:
+def _write(root: Path, folder: Path, about: Citation, entities: Iterable[Entity], published: str) -> None:
     from rocrate.model.contextentity import ContextEntity  # it loads packages that no other command needs
     from rocrate.model.dataset import Dataset as Folder
     from rocrate.rocrate import ROCrate
@@ -295,7 +294,7 @@ def _write(root: Path, folder: Path, about: Mapping[str, Any], entities: Iterabl
     every = [
         *(
             _entity(key, "CreativeWork", name, description="The licence of code and models")
-            for key, name in zip(licences, read_licences(about), strict=True)
+            for key, name in zip(licences, about.license, strict=True)
         ),
         _entity(PROFILE, "CreativeWork", "Process Run Crate", version="0.5"),
         *_authors(about),
@@ -304,7 +303,7 @@ def _write(root: Path, folder: Path, about: Mapping[str, Any], entities: Iterabl
     for entity in {entity["@id"]: entity for entity in every}.values():
         crate.add(ContextEntity(crate, entity["@id"], properties={k: v for k, v in entity.items() if k != "@id"}))
     for name, value in {
-        "name": about["title"],
+        "name": about.title,
         "description": "Every training, its data, code, environment and numbers, and every verdict",
         "datePublished": published,
         "license": _ids(licences),

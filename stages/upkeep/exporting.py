@@ -41,7 +41,7 @@ import yaml
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
-from stages.citation import CITATION, name_author, read_about, read_licences
+from stages.citation import CITATION, Citation, CitationError, read_about
 from stages.faults import Mistake
 from stages.results import (
     ICONS,
@@ -95,19 +95,19 @@ def require_package(name: str) -> ModuleType:
         raise ExportError(f"needs a package that isn't installed: pip install {name.partition('.')[0]}") from None
 
 
-def read_citation(root: Path, *needed: str) -> dict[str, Any]:
+def read_citation(root: Path, *needed: str) -> Citation:
     """Read `CITATION.cff`, which describes the project whose results are exported.
 
     Raises:
-        ExportError: there is no such file, or it has no authors or lacks one of the `needed` fields.
+        ExportError: there is no such file, it can't be read, or it has no authors or lacks one of the `needed` fields.
     """
     try:
         about = read_about(root / CITATION)
     except FileNotFoundError:
         raise ExportError(f"needs the file {CITATION} with authors, title, version and license") from None
-    except yaml.YAMLError as error:
-        raise ExportError(f"{CITATION} isn't YAML: {error}") from None
-    if missing := [name for name in ("authors", *needed) if not about.get(name)]:
+    except CitationError as error:
+        raise ExportError(str(error)) from None
+    if missing := [name for name in ("authors", *needed) if not getattr(about, name)]:
         raise ExportError(f"{CITATION} lacks {', '.join(missing)}; add {'it' if len(missing) == 1 else 'them'}")
     return about
 
@@ -157,7 +157,7 @@ def write_records(session: Session, root: Path, folder: Path, experiments: Colle
 
 
 def _record(
-    session: Session, about: dict[str, Any], model: str, scores: list[tuple[ExperimentComparison, ArmComparison]]
+    session: Session, about: Citation, model: str, scores: list[tuple[ExperimentComparison, ArmComparison]]
 ) -> dict[str, Any]:
     comparison, arm = scores[0]
     dataset, paper = session.get_one(Dataset, comparison.dataset), session.get_one(Paper, comparison.paper)
@@ -166,7 +166,7 @@ def _record(
     times = [datetime.fromisoformat(origin["published"]).timestamp() for origin in origins if origin]
     published = f"{max(times, default=time.time()):.0f}"  # seconds since 1970
     released = select(Checkpoint.id).where(Checkpoint.id.in_(arm.checkpoints), Checkpoint.dtype.is_not(None))
-    authors = ", ".join(map(name_author, about["authors"]))
+    authors = ", ".join(author.name for author in about.authors)
     source = {"dataset_name": dataset.title, "source_type": "url", "url": [dataset.homepage]}
     return {
         "schema_version": SCHEMA,
@@ -313,7 +313,7 @@ def write_models(session: Session, root: Path, folder: Path, experiments: Collec
     """
     require_new(folder)
     hub = require_package("huggingface_hub")
-    licences = read_licences(read_citation(root)) if (root / CITATION).is_file() else []
+    licences = read_citation(root).license if (root / CITATION).is_file() else ()
     wanted = select(Checkpoint).where(Checkpoint.dtype.is_not(None), Checkpoint.experiment.in_(experiments))
     released = session.scalars(wanted.order_by(Checkpoint.position)).all()
     if not released:

@@ -256,6 +256,67 @@ def test_missing_values_are_refused_dropped_or_filled(tmp_path: Path) -> None:
     assert np.isfinite(filled).all() and (filled == 0).sum() == 2
 
 
+WORDS = ["NA", "None", "null", "nan", "NaN", "N/A", "n/a", "#N/A", "NULL", "<NA>", "inf"]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_word_in_a_column_of_text_is_not_missing(tmp_path: Path, word: str) -> None:
+    def write(frame: pd.DataFrame, path: Path) -> None:
+        frame["town"] = frame["town"].replace("Bern", word)
+        frame.to_csv(path, index=False)
+
+    info = pack(tmp_path, table(tmp_path, write, reader="csv"))
+    assert {*info.classes} == {"area", "rooms", f"town={word}", "town=Chur", "town=Thun"}
+
+
+@pytest.mark.parametrize("word", WORDS[:-1])
+def test_word_in_a_column_of_numbers_is_missing(tmp_path: Path, word: str) -> None:
+    def write(frame: pd.DataFrame, path: Path) -> None:
+        frame.replace({"rooms": {1: word}}).to_csv(path, index=False)
+
+    with pytest.raises(DatasetError, match=r"missing values in rooms \(\d+\); declare `missing"):
+        pack(tmp_path, table(tmp_path, write, reader="csv"))
+
+
+def test_gap_among_truth_values_stays_a_gap(tmp_path: Path) -> None:
+    def write(frame: pd.DataFrame, path: Path) -> None:
+        frame["town"] = ["True", "False", "NA"] * 20
+        frame.to_csv(path, index=False)
+
+    with pytest.raises(DatasetError, match=r"missing values in town \(20\)"):
+        pack(tmp_path, table(tmp_path, write, reader="csv"))
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64, 10**19, 10**25, 10**30])
+def test_large_integers_are_numbers(tmp_path: Path, number: int) -> None:
+    def write(frame: pd.DataFrame, path: Path) -> None:
+        frame["area"] = [str(number + row * number // 7) for row in range(60)]
+        frame.to_csv(path, index=False)
+
+    info = pack(tmp_path, table(tmp_path, write, reader="csv"))
+    assert info.classes[:2] == ("area", "rooms") and info.mean[0] > number
+
+
+@pytest.mark.parametrize("column", ["area", "price"])
+def test_integer_that_float32_cannot_hold_is_named(tmp_path: Path, column: str) -> None:
+    def write(frame: pd.DataFrame, path: Path) -> None:
+        frame.assign(**{column: str(10**50)}).to_csv(path, index=False)
+
+    with pytest.raises(
+        DatasetError, match=rf"row 0 of column '{column}' is 1e\+50; expected a finite number of float32"
+    ):
+        pack(tmp_path, table(tmp_path, write, reader="csv"))
+
+
+def test_texts_that_look_the_same_are_refused(tmp_path: Path) -> None:
+    def write(frame: pd.DataFrame, path: Path) -> None:
+        frame["town"] = ["Zürich", "Zu\u0308rich", "Bern"] * 20
+        frame.to_csv(path, index=False)
+
+    with pytest.raises(DatasetError, match=r"column 'town' has .*Z\\xfcrich.* which look the same; write one of them"):
+        pack(tmp_path, table(tmp_path, write, reader="csv"))
+
+
 def test_placeholder_rows_have_the_declared_columns(tmp_path: Path) -> None:
     source = table(tmp_path, lambda frame, path: None, reader="csv")
     info = prepare(source, Manifest(dataset="pets", source="embedded"), tmp_path, tmp_path / "packed")

@@ -62,10 +62,10 @@ def test_tokens_are_bytes_and_the_last_tenth_is_the_test_set(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"caf\xe9 in Latin-1", r"not UTF-8 text \(byte 3\)"), (b"", "too short"), (b"0123456789\0", "binary")],
+    [(b"", "mine.txt: too short"), (b"0123456789\0", "mine.txt, line 1: there is a NUL character")],
 )
 def test_invalid_text_is_reported(tmp_path: Path, content: bytes, message: str) -> None:
-    with pytest.raises(DatasetError, match=f"mine.txt: {message}"):
+    with pytest.raises(DatasetError, match=message):
         pack(tmp_path, content, 1, 1)
 
 
@@ -439,7 +439,7 @@ def test_missing_documents_are_refused_or_dropped(tmp_path: Path, kind: str) -> 
     ("kind", "content", "words"),
     [
         ("csv", b'body;id\n"a', "mine.csv: Error tokenizing"),
-        ("csv", b"body;id\n\xff;1", "mine.csv: .*utf-8"),
+        ("csv", b"body;id\n\xff;1", "mine.csv, line 2: byte 0xff is not UTF-8"),
         ("jsonl", b'{"body": "a"}\n[1]', "mine.jsonl: a line isn't a JSON object"),
         ("jsonl", b'{"body": "a"', "mine.jsonl: a line isn't a JSON object"),
         ("jsonl", b'{"body": "a"}\n{"bodi": "a"}', r"mine.jsonl, line 2: has no column 'body'; did you mean bodi"),

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import sqlite3
 import statistics
@@ -27,7 +28,7 @@ from stages.cli import main
 from stages.datasets.packed import read_images
 from stages.params.experiment import load_params
 from stages.results import Epoch, Result, open_results
-from stages.upkeep.exporting import ExportError, write_models, write_records
+from stages.upkeep.exporting import ExportError, read_citation, write_models, write_records
 from tests.project import REPOSITORY
 
 HERE = Path(__file__).parent
@@ -172,6 +173,31 @@ def test_card_has_the_licences_of_the_project_and_the_data(
     assert card.data.get("license_name") == named
     assert card.data.get("license_link") == (named and "http://yann.lecun.com/exdb/mnist/")
     assert "The terms of the data set apply to the weights: CC BY-SA 3.0." in card.text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("authors: Ada Lovelace", "authors is 'Ada Lovelace'; expected a list"),
+        ("authors: [Ada]", "authors.0 is 'Ada'; expected given-names and family-names, or name"),
+        ("authors: [{given-names: [Ada]}]", r"authors.0: given-names is \['Ada'\]; expected a text"),
+        ("authors: [{orcid: x}]", "authors.0 has no name"),
+        ("authors: [{name: A}]\nlicense: {a: b}", "license is {'a': 'b'}; expected a text"),
+        ("authors: [{name: A}]\nlicense: [1, [2]]", r"license is \[2\]; expected a text"),
+        ("authors: [{name: A}]\nversion: 2026-01-01", "version is .*; expected a text"),
+        ("authors: [{name: A}]\ntitle: true", "title is True; expected a text"),
+        ("authors: [{name: A}]\ndate-released: 2026-02-30", "isn't YAML: day is out of range"),
+        ("authors: [", "isn't YAML"),
+        ("[]", r"is \[\]; expected fields"),
+        (None, "No such file|needs the file"),
+    ],
+)
+def test_wrong_citation_is_explained(text: str | None, said: str, tmp_path: Path) -> None:
+    if text:
+        (tmp_path / "CITATION.cff").write_text(text, encoding="utf-8")
+    with pytest.raises(ExportError, match=rf"CITATION\.cff|{said}") as caught:
+        read_citation(tmp_path, "title", "version", "license")
+    assert re.search(said, str(caught.value)) and "\n" not in str(caught.value)
 
 
 def test_images_that_a_project_names_mnist_are_not_the_hubs_mnist(
