@@ -24,8 +24,9 @@ STRICT = {"extra": "forbid"}
 class Margins:
     """Distances from the paper's number within which a result counts as the same number.
 
-    `…_points` are absolute, in the metric's unit (0.01 is one percentage point); `…_share` is relative to the paper's
-    number.  An error or accuracy has the smaller of its two margins, a difference between arms the larger.
+    `…_points` are absolute, for shares and ratios alone (0.01 is one percentage point); `…_share` is relative to the
+    paper's number.  An error or accuracy has the smaller of its two margins, a difference between arms the larger.
+    All are at least the `precision`, the rounding of the printed number.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -51,20 +52,20 @@ class Margins:
     def accuracy(self, accuracy: float, precision: float) -> float:
         return self.error(1 - accuracy, precision)
 
-    def difference(self, gain: float) -> float:
-        """Return the margin of a difference in error or accuracy between arms."""
-        return max(self.difference_share * abs(gain), self.difference_points)
+    def difference(self, gain: float, precision: float, *, is_share: bool) -> float:
+        """Return the margin of a difference between arms in a share, such as an accuracy, or in another unit."""
+        return max(self.difference_share * abs(gain), self.difference_points if is_share else 0.0, precision)
 
-    def comparable(self, precision: float) -> float:
-        """Return the margin of two arms that a paper calls comparable, at least the row's `precision`."""
-        return max(self.comparable_points, precision)
+    def comparable(self, level: float, precision: float, *, is_share: bool) -> float:
+        """Return the margin of two arms that a paper calls comparable; `level` is the baseline's number."""
+        return max(self.comparable_points, precision) if is_share else self.loss(abs(level), precision)
 
     def loss(self, loss: float, precision: float) -> float:
         return max(self.loss_share * loss, precision)
 
-    def log_mse(self, change: float) -> float:
+    def log_mse(self, change: float, precision: float) -> float:
         """Return the margin of a change in the logarithm of a mean squared error."""
-        return self.log_mse_share * abs(change)
+        return max(self.log_mse_share * abs(change), precision)
 
     def flops(self, flops: float, precision: float) -> float:
         return max(self.flops_share * flops, precision)

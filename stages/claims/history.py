@@ -221,7 +221,10 @@ Mark = Literal["confirmatory", "exploratory", "unknown"]
 
 @dataclass(frozen=True, kw_only=True)
 class RegisteredClaim:
-    """A claim's row and its digest, the margin as a number (None: the test has none), the test and its error term."""
+    """A claim's row and its digest, its margin, the test and its error term.
+
+    `margin` is None if the test has none, or if it is relative to what the baseline reaches.
+    """
 
     __pydantic_config__: ClassVar = STRICT
     id: str

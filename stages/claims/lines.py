@@ -24,7 +24,7 @@ from stages.run import STRICT
 from stages.runs.fingerprint import source_path
 from stages.verdicts import Power, Status, Verdict
 from stages.verdicts.kinds import KINDS, KindFacts
-from stages.verdicts.metrics import CLAIMED_METRICS, find_unit
+from stages.verdicts.metrics import CLAIMED_METRICS, find_unit, is_share
 
 if TYPE_CHECKING:
     Kind = str
@@ -82,6 +82,11 @@ class ClaimLine:
     @property
     def facts(self) -> KindFacts:
         return KINDS[self.kind]
+
+    @property
+    def is_share(self) -> bool:
+        """True if the metric is a share, such as an accuracy; its margins are then partly in points."""
+        return is_share(self.metric, self.unit)
 
 
 def read_claims(path: Path, faults: list[str] | None = None) -> list[ClaimLine]:
@@ -373,6 +378,10 @@ def find_faults(claim: ClaimLine, params: Params, families: Collection[str]) -> 
 
 def _find_faults_of_training(claim: ClaimLine, own: Mapping[str, OwnMetric]) -> Iterator[str]:
     found, metric = find_unit(claim.metric), own.get(claim.metric)
+    is_size = claim.facts.number == "model" or claim.kind in ("gap", "order", "difference", "uniform")
+    is_size |= claim.kind == "observed" and claim.better is None
+    if is_size and claim.value == 0 and not claim.precision and not claim.is_share:
+        yield f"precision is {claim.precision or 'empty'}; a printed 0 needs it, as other margins are a share of it"
     if found and metric:
         yield f"metric is {claim.metric!r}, which we measure, too; rename the one in the params file"
     if metric is not None:
@@ -384,7 +393,7 @@ def _find_faults_of_training(claim: ClaimLine, own: Mapping[str, OwnMetric]) -> 
             yield f"metric is {claim.metric!r}{nearest(claim.metric, (*own, *CLAIMED_METRICS))}"
         return
     unit, better = found
-    is_number = claim.facts.is_gain or claim.facts.number == "model"
+    is_number = claim.facts.is_gain or claim.facts.number == "model" or claim.factor is not None
     if claim.better not in (None, better):
         yield f"better is {claim.better or 'empty'}; {better} is better for {claim.metric}"
     if claim.facts.is_gain and claim.arm == claim.baseline_arm:
@@ -395,9 +404,10 @@ def _find_faults_of_training(claim: ClaimLine, own: Mapping[str, OwnMetric]) -> 
         yield f"value is {claim.value}; expected the printed range"
     if not is_number:
         return
-    if (claim.unit or "") != unit and claim.value is not None:
-        yield f"unit is {claim.unit!r}; {claim.metric} is in {unit or 'no unit: leave it empty'}"
-    least = -1 if claim.facts.is_gain else 0
+    if (claim.unit or "") != unit and (claim.value is not None or claim.facts.is_alike):
+        given = repr(claim.unit) if claim.unit else "empty"
+        yield f"unit is {given}; {claim.metric} is in {unit or 'no unit: leave it empty'}"
+    least = 0 if claim.facts.number == "model" else -1
     for column in ("value", "stderr", "precision"):
         number = getattr(claim, column)
         if unit == "fraction" and number is not None and not least <= number <= 1:

@@ -21,9 +21,10 @@ from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.datasets.packed import PackedInfo, read_info
 from stages.evaluation.cost import Latency, Stopwatch
 from stages.evaluation.flops import FlopCounts, MeasurementCache, digest_of
-from stages.evaluation.scores import Observer, cut_info, cut_rows, origin_of, score
+from stages.evaluation.scores import Observer, cut_info, cut_rows, score
 from stages.params.experiment import LatencySpec, ProfileParams
 from stages.params.metrics import OwnMetric
+from stages.params.stage_inputs import origin_of
 from stages.run import ModelSpec, RunSpec
 from stages.runs.consistency import find_contradictions
 from stages.runs.equivalence import read_equivalences

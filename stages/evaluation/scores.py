@@ -25,7 +25,7 @@ from stages.datasets.packed import ImageSet, PackedInfo, TokenSet
 from stages.evaluation.cost import count_parameters
 from stages.papers import Observations, Observed, build_model, find_observations
 from stages.params.metrics import OwnMetric, predictions_come_first
-from stages.params.stage_inputs import code_digests
+from stages.params.stage_inputs import origin_of
 from stages.run import ModelSpec, Replicate, RunSpec, canonical_json
 from stages.runs.evidence import Layers, Measurement, Moment, pack_confusion, pack_correct
 from stages.training.kinds import RowSet, make_task
@@ -425,11 +425,6 @@ def _layers(observed: Observed) -> Layers:
 
 def _rounded(value: float) -> float | None:
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
-
-
-def origin_of(metric: OwnMetric) -> dict[str, Any]:
-    """Return the metric's definition and the digests of its `code`, for installed packages their versions."""
-    return metric.definition | {"code": dict(code_digests((metric.address.partition(":")[0],), ()))}
 
 
 def measure_own(

@@ -17,12 +17,14 @@ from typing import Any
 
 from stages import STARTED_NS, papers_folder
 from stages.params.experiment import Params, load_params, plan_runs
+from stages.params.metrics import OwnMetric
 from stages.params.plugins import find_plugins
 from stages.params.schema import known_papers
 from stages.runs.fingerprint import (
     imported_modules,
     imported_modules_of,
     module_digest,
+    names_imported,
     package_versions,
     reachable,
     source_path,
@@ -49,13 +51,18 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
     optimizers = tuple(f"stages.optim.{path.stem}" for path in _FOLDER.glob("optim/*.py") if path.stem != "__init__")
     everything = asdict(params)
     profile = {"profile": everything.pop("profile_name")} | everything["profiles"][params.profile_name]
+    measuring = {
+        name: [one["address"].partition(":")[0] for one in experiment["metrics"].values()]
+        for name, experiment in everything["experiments"].items()
+    }
+    every_metric = sorted({module for modules in measuring.values() for module in modules})
     found = {
         "analyse": StageInputs(
             ("stages.analyse", *packages, *findings),
             {"margins": everything["verdicts"]["margins"], "printed": everything["profiles"]["paper"]}
             | {name: everything[name] for name in ("experiments", "datasets", "rates")},
         ),
-        "record": StageInputs(("stages.record", *packages), everything, files=("*/*.yaml",)),
+        "record": StageInputs(("stages.record", *packages, *every_metric), everything, files=("*/*.yaml",)),
         "report": StageInputs(("stages.report",)),
     }
     readers = {plugin.name: plugin.address for plugin in find_plugins("readers") if plugin.address}
@@ -72,8 +79,7 @@ def stage_inputs(params: Params) -> dict[str, StageInputs]:
         roots = "stages.train", "stages.worker", package, *stacks, *optimizers, *named
         found[f"train@{name}"] = StageInputs(roots, trained)
         observed = (f"{package}.observations",) if source_path(f"{package}.observations") else ()
-        measuring = [one["address"].partition(":")[0] for one in metrics.values()]
-        evaluated = ("stages.evaluate", package, *observed, *named, *measuring)
+        evaluated = ("stages.evaluate", package, *observed, *named, *measuring[name])
         settings = {"latency": profile["latency"], "test_rows": profile["test_rows"]}
         found[f"evaluate@{name}"] = StageInputs(evaluated, settings | ({"metrics": metrics} if metrics else {}))
     return found
@@ -97,8 +103,12 @@ def modules_run(roots: Iterable[str]) -> set[str]:
 
 @cache
 def code_digests(roots: tuple[str, ...], files: tuple[str, ...]) -> Mapping[str, str]:
-    """Return `{module or file: digest}` of the code that `roots` run, and of files that share a module's name (C++)."""
+    """Return `{module or file: digest}` of the code that `roots` run, and of files that share a module's name (C++).
+
+    Packages that a user's modules import have their version; the versions that ours need are pinned in requirements/.
+    """
     found: dict[str, str] = {}
+    users: list[str] = []
     for module in sorted(modules_run(roots)):
         path = source_path(module)
         if path is None:
@@ -106,8 +116,15 @@ def code_digests(roots: tuple[str, ...], files: tuple[str, ...]) -> Mapping[str,
         found[module] = module_digest(path)
         if path.is_relative_to(_FOLDER):
             found |= _file_digests(other for other in path.parent.glob(f"{path.stem}.*") if other.suffix != ".py")
-    found |= package_versions(roots)
+        else:
+            users.append(module)
+    found |= package_versions([*roots, *names_imported(users)])
     return found | _file_digests(path for pattern in files for path in sorted(papers_folder().glob(pattern)))
+
+
+def origin_of(metric: OwnMetric) -> dict[str, Any]:
+    """Return the metric's definition and the digests of its `code`, for installed packages their versions."""
+    return metric.definition | {"code": dict(code_digests((metric.address.partition(":")[0],), ()))}
 
 
 def digest_all_code() -> None:

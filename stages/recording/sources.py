@@ -27,6 +27,7 @@ from stages.claims.lines import FAULT
 from stages.faults import Mistake
 from stages.papers.finding import Finding
 from stages.params.experiment import Params, plan_runs
+from stages.params.stage_inputs import origin_of
 from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
 from stages.runs.consistency import (
     compare_canaries,
@@ -40,6 +41,7 @@ from stages.runs.evidence import (
     CostLine,
     EvidenceError,
     EvidenceLine,
+    Measurement,
     ResultLine,
     Trial,
     evidence_files,
@@ -92,8 +94,9 @@ def find_results(
     """Find every result below `data/evidence` and `data/results`, in the order of the params files, evidence first.
 
     `offered` is a lab's file that is read instead of the one with the same name that was accepted earlier.
-    A local result that was published appears once, as evidence.  Results of a profile that params.yaml doesn't have
-    are left out, because their strength is unknown.  The notes, also returned, say how many.
+    A local result that was published appears once, as evidence, with the numbers of the user's own metrics that were
+    measured again since.  Results of a profile that params.yaml doesn't have are left out, because their strength is
+    unknown, and so are numbers that another version of a metric gave.  The notes, also returned, say how many.
     `rivals_only`: compare code only if results of one replicate compete in `select`.  That is all that judging needs,
     and much faster; no note is made on equivalences.
     """
@@ -106,14 +109,13 @@ def find_results(
             left_out[item.file, item.result.profile] += 1
             continue
         _refuse_contradictions(item)
-        if item.identity in found:
-            if found[item.identity].source == item.source:
-                raise RecordError(
-                    f"{item.file}: {item.name}, run {item.result.run_key[:12]}, occurs twice: it is also in "
-                    f"{found[item.identity].file}, line {found[item.identity].line}"
-                )
-            continue
-        found[item.identity] = dataclasses.replace(item, result=_as_defined(item.result, params))
+        today, published = _measured_today(item, params), found.get(item.identity)
+        if published and published.source == item.source:
+            raise RecordError(
+                f"{item.file}: {item.name}, run {item.result.run_key[:12]}, occurs twice: it is also in "
+                f"{published.file}, line {published.line}"
+            )
+        found[item.identity] = _add_newer(published, today.result.metrics) if published else today
     equivalences = read_equivalences(root)
     marked = _mark([*found.values()], params, equivalences, rivals_only)
     positions = {name: position for position, name in enumerate(params.experiments)}
@@ -135,19 +137,44 @@ def find_results(
         f"left out: params.yaml has no such profile; known: {', '.join(params.profiles)}"
         for (file, profile), count in left_out.items()
     ]
+    outdated = Counter(
+        (item.file, item.result.experiment, *changed) for item in marked for changed in item.outdated.items()
+    )
+    notes += [
+        f"{file}: {count} numbers of {metric} left out, because {what} changed after they were measured; "
+        f"`dvc repro evaluate@{experiment}` measures again what was trained here"
+        for (file, experiment, metric, what), count in outdated.items()
+    ]
     canaries = compare_canaries(item.result for item in marked)
     return sorted(marked, key=order), [*canaries, *notes, *(() if rivals_only else equivalences.loose_ends())]
 
 
-def _as_defined(line: ResultLine, params: Params) -> ResultLine:
-    """Leave out numbers of metrics of the user's own that the params files have no longer, or define otherwise."""
-    own = params.experiments[line.experiment].metrics
-    kept = []
-    for row in line.metrics:
-        by = row.by and {name: value for name, value in row.by.items() if name != "code"}
-        if by == (own[row.metric].definition if row.metric in own else None):
+def _measured_today(item: Trial, params: Params) -> Trial:
+    """Leave out numbers of the user's own metrics that today's params files and code don't give."""
+    own = params.experiments[item.result.experiment].metrics
+    kept, outdated = [], {}
+    for row in item.result.metrics:
+        today = origin_of(own[row.metric]) if row.metric in own else None
+        if row.by == today:
             kept.append(row)
-    return line if len(kept) == len(line.metrics) else dataclasses.replace(line, metrics=tuple(kept))
+        elif row.by is not None and today is not None:
+            then, now = ({**by, **by.get("code", {}), "code": None} for by in (row.by, today))
+            names = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
+            outdated[row.metric] = ", ".join(names)
+    if len(kept) == len(item.result.metrics):
+        return item
+    return dataclasses.replace(item, result=dataclasses.replace(item.result, metrics=tuple(kept)), outdated=outdated)
+
+
+def _add_newer(published: Trial, metrics: Iterable[Measurement]) -> Trial:
+    """Add the numbers of the user's own metrics that the published line of the same run lacks."""
+    known = {row.metric for row in published.result.metrics}
+    newer = {row.metric: row for row in metrics if row.by is not None and row.metric not in known}
+    if not newer:
+        return published
+    result = dataclasses.replace(published.result, metrics=(*published.result.metrics, *newer.values()))
+    outdated = {name: what for name, what in published.outdated.items() if name not in newer}
+    return dataclasses.replace(published, result=result, outdated=outdated)
 
 
 def _mark(found: Sequence[Trial], params: Params, equivalences: Equivalences, rivals_only: bool) -> list[Trial]:
@@ -336,7 +363,7 @@ def read_paper_deviations(params: Params) -> list[PaperDeviations]:
 
 
 def select(found: Sequence[Trial]) -> list[Trial]:
-    """Select one result per replicate and conditions: unchanged code first, then evidence.
+    """Select one result per replicate and conditions, in the order of `precedence`.
 
     A result of another model than the arm has now stays in the database but enters no comparison.
     """
@@ -357,6 +384,10 @@ def group_of(item: Trial) -> tuple[str, str, str]:
     return item.result.experiment, item.result.profile, item.conditions
 
 
-def precedence(item: Trial) -> tuple[bool, bool, str]:
-    """Rank results of one replicate under equal conditions: current code, then evidence, then the newest."""
-    return not item.changed_code, item.origin is not None, item.origin.published if item.origin else ""
+def precedence(item: Trial) -> tuple[bool, int, bool, str]:
+    """Rank results of one replicate under equal conditions.
+
+    Current code comes first, then the most metrics of the user's own, then evidence, then the newest.
+    """
+    own = sum(row.by is not None for row in item.result.metrics)
+    return not item.changed_code, own, item.origin is not None, item.origin.published if item.origin else ""

@@ -408,10 +408,9 @@ class _Comparison:
         precision = printed.rounding if printed else 0.0
         asked: ComparableClaim | GainClaim
         if judge is judge_comparable:
-            margins = rules.margins
-            widest = margins.comparable(precision if precision <= margins.error_points else 0.0)
-            if not self.is_share:
-                widest = margins.loss(abs(mean_b) if math.isfinite(mean_b) else 0.0, precision)
+            is_coarse = self.is_share and precision > rules.margins.error_points
+            level = mean_b if math.isfinite(mean_b) else 0.0
+            widest = rules.margins.comparable(level, 0.0 if is_coarse else precision, is_share=self.is_share)
             accepted = abs(printed.value) if printed else None
             asked = ComparableClaim(
                 margin=widest if self.margin is None else self.margin, better=self.better, accepted=accepted
@@ -421,8 +420,7 @@ class _Comparison:
         else:
 
             def margin_at(gain: float) -> float:
-                share = rules.margins.difference_share * abs(gain)
-                return max(rules.margins.difference(gain) if self.is_share else share, precision)
+                return rules.margins.difference(gain, precision, is_share=self.is_share)
 
             asked = GainClaim(
                 gain=printed.value,

@@ -441,6 +441,7 @@ class Trial:
     - `varied`: protocol fields in which the experiment's arms differ on purpose.
     - `changed_code`: modules of the result's fingerprint whose source differs in this tree or is missing from it.  It
       is empty if `equivalences` (line numbers) show that both versions of the code give the same results.
+    - `outdated`: what has changed since, by metric of the user's own whose number is left out for that.
     - `digest`: the evidence line's digest, "" for a local result.  `states`: as in the evidence line.
     - `row`: the result's number in the database.
     """
@@ -458,6 +459,7 @@ class Trial:
     varied: tuple[str, ...] = ()
     changed_code: tuple[str, ...] = ()
     equivalences: tuple[int, ...] = ()
+    outdated: Mapping[str, str] = dataclasses.field(default_factory=dict)
     row: int = 0
 
     @property

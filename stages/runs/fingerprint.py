@@ -266,8 +266,12 @@ def code_fingerprint(roots: Iterable[str]) -> dict[str, str]:
     paths = {module: source_path(module) for module in sorted(closure)}
     digests = {module: module_digest(path) for module, path in paths.items() if path is not None}
     found = {module: digest for module, digest in digests.items() if digest != source_digest("")}
-    needed = {name for module in closure - CHOOSING for one in _imports(module) for name in (one.module, *one.names)}
-    return found | package_versions([*roots, *needed])
+    return found | package_versions([*roots, *names_imported(closure - CHOOSING)])
+
+
+def names_imported(modules: Iterable[str]) -> set[str]:
+    """Return what import statements of `modules` name: modules, and names in them, which may be modules, too."""
+    return {name for module in modules for one in _imports(module) for name in (one.module, *one.names)}
 
 
 def package_versions(modules: Iterable[str]) -> dict[str, str]:

@@ -76,3 +76,9 @@ def find_unit(metric: str) -> tuple[str, str] | None:
     """Return the unit of a claim in this metric and which way is better; None if trainings don't give the metric."""
     at_epoch = _AT_EPOCH.fullmatch(metric)
     return _CLAIMED.get(at_epoch[1] if at_epoch else metric)
+
+
+def is_share(metric: str, unit: str | None) -> bool:
+    """Return True if numbers in the metric are shares in [0, 1]; the `unit` says it of a metric of the user's own."""
+    known = find_unit(metric)
+    return (known[0] if known else unit) == "fraction"

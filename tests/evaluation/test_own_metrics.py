@@ -4,8 +4,10 @@ import hashlib
 import os
 import random
 import re
+import shutil
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,13 @@ from stages.evaluate import INCOMPLETE, main
 from stages.evaluation.scores import auroc, measure_own
 from stages.params.experiment import ParamsError, load_params
 from stages.params.metrics import TAKEN, OwnMetric, read_metrics
-from stages.params.stage_inputs import stage_inputs
+from stages.params.stage_inputs import code_digests, stage_inputs
 from stages.recording.builder import record
-from stages.recording.sources import find_results, read_placed_claims
-from stages.runs.evidence import Measurement, ResultLine, read_lines
+from stages.recording.sources import find_results, read_placed_claims, select
+from stages.run import environment_digest
+from stages.runs.evidence import CostLine, EvidenceLine, Measurement, ResultLine, read_lines, write_lines
 from stages.verdicts.metrics import CLAIMED_METRICS, METRICS
+from tests.claims.lines import ORIGIN
 from tests.datasets.tiny import declare
 from tests.project import EXPERIMENT, edit, make_project
 from tests.service.conftest import reading
@@ -416,6 +420,90 @@ def test_metric_with_other_arguments_is_another_one(project: Path) -> None:
     declare_metrics(project, {})
     assert measured() == set()
     assert hashlib.sha256(Path(f"data/results/{EXPERIMENT}.jsonl").read_bytes()).hexdigest() == content
+
+
+def upgrade(lab: Install, version: str) -> None:
+    lab("metrics-of-a-lab", version, "lab_metrics", OFFERED, code=CODE)
+    sys.modules.pop("lab_metrics", None)
+
+
+def agreements() -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the source and code's version of each number of `agreement`, and the notes on numbers left out."""
+    found, notes = find_results(Path(), load_params(Path()))
+    rows = [(trial.source, row) for trial in found for row in trial.result.metrics if row.metric == "agreement"]
+    versions = [(source, row.by["code"]["lab_metrics"].partition("==")[2]) for source, row in rows if row.by]
+    return versions, [note for note in notes if "agreement" in note]
+
+
+def publish_lines(lines: Sequence[ResultLine]) -> None:
+    costs = {line.run_key: line for line in read_lines(Path(f"data/results/{EXPERIMENT}.cost.jsonl"), CostLine)}
+    for line in lines:
+        costs[line.run_key] = replace(costs[line.run_key], environment_digest=line.environment_digest)
+    published = [EvidenceLine(result=line, cost=costs[line.run_key], origin=ORIGIN) for line in lines]
+    Path("data/evidence").mkdir(exist_ok=True)
+    Path(f"data/evidence/{EXPERIMENT}.jsonl").write_bytes(write_lines(published))
+
+
+def test_numbers_of_another_version_are_left_out_until_they_are_measured_again(project: Path, lab: Install) -> None:
+    declare_metrics(project, {"agreement": GOOD["agreement"]})
+    assert main([EXPERIMENT]) == 0
+    old = lines()
+    assert agreements() == ([("local", "1.0")] * 2, [])
+    upgrade(lab, "1.1")
+    what = "numbers of agreement left out, because lab_metrics changed after they were measured"
+    how = f"`dvc repro evaluate@{EXPERIMENT}` measures again what was trained here"
+    assert agreements() == ([], [f"data/results/{EXPERIMENT}.jsonl: 2 {what}; {how}"])
+    assert main([EXPERIMENT]) == 0
+    assert agreements() == ([("local", "1.1")] * 2, [])
+    path, new = Path(f"data/results/{EXPERIMENT}.jsonl"), lines()
+    path.write_bytes(write_lines([old[0], new[1]]))
+    versions, (note,) = agreements()
+    assert versions == [("local", "1.1")] and f": 1 {what}" in note, "versions aren't mixed"
+    path.write_bytes(write_lines(new))
+    try:
+        publish_lines(old)
+        assert agreements() == ([("evidence", "1.1")] * 2, []), "published numbers replace no newer ones"
+        elsewhere = {"machine": "another"}
+        moved = {"environment": elsewhere, "environment_digest": environment_digest(elsewhere)}
+        publish_lines([replace(line, **moved) for line in old])
+        versions, (note,) = agreements()
+        assert versions == [("local", "1.1")] * 2 and note.startswith(f"data/evidence/{EXPERIMENT}.jsonl: 2 {what}")
+        found, _ = find_results(project, load_params(project))
+        assert {trial.source for trial in found} == {"evidence", "local"}
+        assert {trial.source for trial in select(found)} == {"local"}, "results with today's numbers come first"
+        declare_metrics(project, {})
+        found, _ = find_results(project, load_params(project))
+        assert {trial.source for trial in select(found)} == {"evidence"}
+    finally:
+        shutil.rmtree("data/evidence")
+
+
+def test_upgraded_package_that_a_metrics_file_imports_is_noticed(
+    project: Path, lab: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(project)
+    (project / "my_scores.py").write_text("from my_parts import share\n", encoding="utf-8")
+    (project / "my_parts.py").write_text(
+        "import lab_metrics\n\ndef share(preds, target):\n    return lab_metrics.agreement(preds, target)\n",
+        encoding="utf-8",
+    )
+    upgrade(lab, "1.0")
+    declare_metrics(project, {"share": PLAIN | {"name": "my_scores:share"}})
+
+    def digests() -> dict[str, Mapping[str, str]]:
+        found = stage_inputs(load_params(project))
+        names = "record", f"train@{EXPERIMENT}", f"evaluate@{EXPERIMENT}"
+        return {name: code_digests(found[name].roots, found[name].files) for name in names}
+
+    before = digests()
+    assert main([EXPERIMENT]) == 0 and main([EXPERIMENT]) == 0
+    assert capsys.readouterr().out.count("measured before") == 2
+    upgrade(lab, "1.1")
+    after = digests()
+    assert [name for name in before if before[name] != after[name]] == ["record", f"evaluate@{EXPERIMENT}"]
+    assert find_results(Path(), load_params(project))[1][-1].startswith(f"data/results/{EXPERIMENT}.jsonl: 2 numbers")
+    assert main([EXPERIMENT]) == 0 and "measured before" not in capsys.readouterr().out
+    assert {own_rows(line)["share"].by["code"]["lab_metrics"] for line in lines()} == {"metrics-of-a-lab==1.1"}  # type: ignore[index]
 
 
 def test_metric_has_one_unit_and_direction_in_all_experiments(project: Path) -> None:

@@ -306,7 +306,7 @@ class TrainedKind(Kind):
 
     def of_test_sets(self, variance: float, sides: ClaimSamples, params: Params) -> float:
         """Return the variance added if our test set isn't the paper's, given the `variance` of one image."""
-        if self.claim.unit != "fraction" or not params.datasets[sides.group.experiment.dataset].test_is_ours:
+        if not self.claim.is_share or not params.datasets[sides.group.experiment.dataset].test_is_ours:
             return 0.0
         return 2 * variance / min(trial.result.data.test_images for trial in sides.trials)
 

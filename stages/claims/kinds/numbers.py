@@ -59,10 +59,10 @@ class ValueKind(TrainedKind, kinds="value"):
     def margin(self) -> float:
         """Margin for the kind of number: an accuracy, an error, a loss, a memory."""
         claim, value, precision = self.claim, self.claim.value or 0.0, self.claim.precision or 0.0
-        if claim.unit == "fraction":
+        if claim.is_share:
             return (self.margins.accuracy if claim.better == "higher" else self.margins.error)(value, precision)
         if claim.metric.endswith("log_mse"):
-            return self.margins.log_mse(value)
+            return self.margins.log_mse(value, precision)
         if claim.unit == "bytes":
             return self.margins.memory(value, precision)
         return self.margins.loss(abs(value), precision)
@@ -77,7 +77,7 @@ class ValueKind(TrainedKind, kinds="value"):
             sides.proposed,
             rules=self.rules,
             planned=sides.group.planned,
-            widening=sides.excluded_share * error if claim.unit == "fraction" else 0.0,
+            widening=sides.excluded_share * error if claim.is_share else 0.0,
             test_sets=self.of_test_sets(error * (1 - error), sides, params),
         )
         return verdict, mean_of(sides.proposed, sides.group.looks(self.rules))
@@ -98,8 +98,8 @@ class RatioKind(TrainedKind, kinds="ratio"):
 
     @property
     def margin(self) -> float:
-        """The margin of a difference, but at least the printed rounding."""
-        return max(self.margins.difference(self.claim.value or 0.0), self.claim.precision or 0.0)
+        """The margin of a difference of shares; a ratio is one of the baseline, whatever its metric's unit."""
+        return self.margins.difference(self.claim.value or 0.0, self.claim.precision or 0.0, is_share=True)
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -239,7 +239,9 @@ class ObservedKind(TrainedKind, kinds="observed"):
 
     @property
     def margin(self) -> float | None:
-        return self.margins.difference(self.value) if self.is_number else None
+        if not self.is_number:
+            return None
+        return self.margins.difference(self.value, self.claim.precision or 0.0, is_share=self.claim.is_share)
 
     def decide(self, sides: ClaimSamples, params: Params) -> VerdictAndOurs:
         rules, planned = self.rules, sides.group.experiment.replicates
@@ -287,8 +289,10 @@ class GainKind(TrainedKind):
 
     @property
     def margin_of_gain(self) -> float:
-        is_log = self.claim.metric.endswith("log_mse")
-        return (self.margins.log_mse if is_log else self.margins.difference)(self.claim.value or 0.0)
+        gain, precision = self.claim.value or 0.0, self.claim.precision or 0.0
+        if self.claim.metric.endswith("log_mse"):
+            return self.margins.log_mse(gain, precision)
+        return self.margins.difference(gain, precision, is_share=self.claim.is_share)
 
     @property
     def asked(self) -> GainClaim:
@@ -378,16 +382,32 @@ class EquivalenceKind(GainKind, kinds="equivalence"):
     may_lack_number = True
 
     @property
-    def margin(self) -> float:
-        return self.margins.comparable(self.claim.precision or 0.0)
+    def margin(self) -> float | None:
+        """None if it is relative to the baseline's mean, as for a perplexity; logarithms' differences are relative."""
+        is_known = self.claim.is_share or self.claim.metric.endswith("log_mse")
+        return self.margin_at(1.0) if is_known else None
 
-    @property
-    def comparable(self) -> ComparableClaim:
-        return ComparableClaim(margin=self.margin, better=self.better, accepted=self.claim.value)
+    def margin_at(self, level: float) -> float:
+        """Return the margin if the baseline's mean is `level`."""
+        return self.margins.comparable(level, self.claim.precision or 0.0, is_share=self.claim.is_share)
+
+    def comparable(self, margin: float) -> ComparableClaim:
+        return ComparableClaim(margin=margin, better=self.better, accepted=self.claim.value)
 
     def decide(self, sides: ClaimSamples, params: Params) -> VerdictAndOurs:
-        verdict = judge_comparable(self.comparable, self.compared(sides))
+        level = mean_of(sides.both[1], sides.group.looks(self.rules))
+        margin = self.margin_at(level or 0.0) if self.margin is None else self.margin
+        verdict = judge_comparable(self.comparable(margin), self.compared(sides))
         return verdict, verdict.estimate
 
-    def power_of(self, design: Design) -> Power:
-        return power_of_comparable(design, self.margin, self.comparable.widest, self.rules)
+    def power(self, plan: Plan) -> Power | None:
+        """Compute the power; None without a spread, or if neither results nor the paper give the baseline's number."""
+        design, margin = self.design(plan), self.margin or plan.verdict.margin
+        if margin is None:
+            where = plan.experiment.name, self.claim.metric
+            printed = (one for one in plan.claims if one.kind == "value" and (one.experiment, one.metric) == where)
+            levels = [one.value for one in printed if one.arm in plan.pairs.baseline and one.value is not None]
+            margin = self.margin_at(fmean(levels)) if levels else None
+        if design is None or not margin:
+            return None
+        return power_of_comparable(design, margin, self.comparable(margin).widest, self.rules)
