@@ -127,11 +127,15 @@ def environment() -> dict[str, str]:
 
 
 def start_training(project: Path, *options: str) -> subprocess.Popen[str]:
-    """Start `python -m stages.train` in its own process group with captured output."""
+    return start_module(project, environment(), "stages.train", EXPERIMENT, *options)
+
+
+def start_module(folder: Path, variables: dict[str, str], *command: str) -> subprocess.Popen[str]:
+    """Start `python -m …` in its own process group with captured output."""
     return subprocess.Popen(
-        [sys.executable, "-m", "stages.train", EXPERIMENT, *options],
-        cwd=project,
-        env=environment(),
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env=variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

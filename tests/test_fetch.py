@@ -105,25 +105,3 @@ def test_unwritable_folder_is_one_line(
     assert message.startswith("fetch: data")
     assert ": Not a directory; there is a file instead of a folder" in message
     assert message.count("\n") == 1
-
-
-def test_fetched_files_become_the_packed_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dataset = tiny_mnist()
-    dataset.write(tmp_path / "data/downloads/tiny")
-    write_params(tmp_path, "quick", tiny=dataset.source)
-    assert fetch.main(["tiny"]) == 0
-    assert preprocess.main(["tiny"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("preprocess: tiny: full, 50 training and 200 test images, digest ")
-    assert read_info(tmp_path / "data/processed/tiny").provenance == "full"
-
-
-def test_preprocess_fault_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
-    """Exit status 1 and one line on stderr."""
-    write_params(tmp_path, "quick", tiny=tiny_mnist().source)
-    done = captured(
-        [sys.executable, "-m", "stages.preprocess", "tiny"], env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    )
-    assert done.returncode == 1
-    assert done.stderr == ("preprocess: data/raw/tiny.json: no such file; `claimcheck stage fetch tiny` writes it\n")
-    assert not (tmp_path / "data").exists()

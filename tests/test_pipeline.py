@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import sqlite3
 import subprocess
 from pathlib import Path
 
@@ -30,16 +29,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkout(finished: Path, tmp_path: Path) -> Path:
     """A modifiable copy of a finished checkout."""
     return Path(shutil.copytree(finished, tmp_path / "checkout", symlinks=True))
-
-
-def test_repro_fills_the_database_and_its_repetition_does_nothing(finished: Path) -> None:
-    with sqlite3.connect(finished / "data" / "results.db") as database:
-        cells = database.execute("SELECT experiment, arm FROM results ORDER BY 1, 2").fetchall()
-    database.close()
-    assert cells == [(name, arm) for name in ("other-mnist", EXPERIMENT) for arm in ("ninformer", "vit")]
-    lock = (finished / "dvc.lock").read_bytes()
-    assert stages_run(repro(finished)) == []
-    assert (finished / "dvc.lock").read_bytes() == lock
 
 
 def test_dvc_shows_metrics_and_params(checkout: Path) -> None:

@@ -167,14 +167,10 @@ def ask(reader: Path, crate: Path, *question: str) -> Any:
 
 @pytest.mark.needs(network=True)
 @pytest.mark.timeout(600)
-def test_crate_passes_the_validator(reader: Path, crate: Path, tmp_path: Path) -> None:
-    issues = ask(reader, crate)
-    assert [one for one in issues if not one.partition(": ")[2].startswith(HONEST)] == []
-    broken = Path(shutil.copytree(crate, tmp_path / "broken"))
-    path = broken / "ro-crate-metadata.json"
-    path.write_text(path.read_text(encoding="utf-8").replace('"instrument"', '"tool"'), encoding="utf-8")
-    found = ask(reader, broken)
-    assert any(one.startswith("REQUIRED: The Action MUST have an instrument") for one in found), "it can fail"
+def test_crate_passes_the_validator(reader: Path, crate: Path) -> None:
+    issues = [one.partition(": ")[2] for one in ask(reader, crate)]
+    assert [one for one in issues if not one.startswith(HONEST)] == []
+    assert all(any(one.startswith(known) for one in issues) for known in HONEST), "it looked at the crate"
 
 
 @pytest.mark.needs(network=True)

@@ -6,6 +6,7 @@ import tarfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 Entries = Sequence[tuple[str, bytes]]
 
@@ -18,9 +19,9 @@ def write_zip(path: Path, entries: Entries, compression: int = zipfile.ZIP_STORE
     return path
 
 
-def write_tar(path: Path, entries: Entries) -> Path:
+def write_tar(path: Path, entries: Entries, mode: Literal["w:gz", "w"] = "w:gz") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w:gz") as archive:
+    with tarfile.open(path, mode) as archive:
         for name, content in entries:
             member = tarfile.TarInfo(name)
             member.size = len(content)

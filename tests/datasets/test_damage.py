@@ -147,7 +147,7 @@ def outcome_in(home: Path, source: DatasetSource) -> str:
 WORDS = {
     "train": ("train_set", "training_set", "pets-train", "train2017", "images_train", "pets-train.zip", "TrainSet"),
     "test": ("test_set", "testing/b", "seg_test", "pets-test.tar", "imagesTest", "test/train2017/../test"),
-    "val": ("val2017", "images_val"),
+    "val": ("val2017", "images_val", "train/val/a", "test/val/a"),  # the innermost folder decides
     "dev": ("dev", "pets.dev-00000-of-00001.parquet"),
     "holdout": ("holdout",),
     "": ("", "pets", "contest/latest", "trainer", "devices", "valley"),
@@ -168,9 +168,10 @@ def test_published_split_is_kept_in_any_spelling(tmp_path: Path, form: str) -> N
     assert packed(tmp_path, source) == PARTS
 
 
+@pytest.mark.parametrize("second", ["query", "test"])
 @pytest.mark.parametrize("form", FORMS)
-def test_unknown_split_next_to_a_known_one_is_an_error_that_names_both(tmp_path: Path, form: str) -> None:
-    parts = {"train": [0, 1, 2], "query": [3, 4, 5], "gallery": [6, 7, 8]}
+def test_unknown_split_next_to_known_ones_is_an_error_that_names_all(tmp_path: Path, form: str, second: str) -> None:
+    parts = {"train": [0, 1, 2], second: [3, 4, 5], "gallery": [6, 7, 8]}
     source = FORMS[form](tmp_path / "downloads/pets", parts, set())
     with pytest.raises(DatasetError, match=r"splits in the names: .*train \(3 \w+, as .*train.*; expected train in"):
         pack(tmp_path, source)

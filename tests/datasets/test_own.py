@@ -16,10 +16,8 @@ from PIL import Image
 from stages.datasets.archive import decode_own
 from stages.datasets.manifest import ChecksumMismatch, DatasetError, Manifest
 from stages.datasets.mirror import copy_to_mirror
-from stages.datasets.own import _divide
 from stages.datasets.packed import PackedInfo, read_images, read_info, read_table
 from stages.datasets.prepare import prepare
-from stages.datasets.shards import Picture, split_of
 from stages.datasets.sources import fetch_dataset
 from stages.images import decode_image
 from stages.params.experiment import DatasetSource, SourceFile
@@ -142,20 +140,6 @@ def test_wrong_count_is_an_error_with_the_right_one(tmp_path: Path, splits: tupl
     if not splits:
         with pytest.raises(DatasetError, match=r"30 pictures; params.yaml declares 2,400 .* and 600 for testing"):
             pack(tmp_path, source_of("pets/", train=2400, test=600))
-
-
-@pytest.mark.parametrize(
-    ("names", "test"),
-    [
-        (("train.zip/a/1.png", "test.zip/a/2.png"), ["test.zip/a/2.png"]),
-        (("test/train/a/1.png", "test/val/a/2.png"), ["test/val/a/2.png"]),
-        (("train/train/a/1.png", "train/val/a/2.png"), ["train/val/a/2.png"]),
-    ],
-)
-def test_innermost_folder_or_archive_names_the_split(names: tuple[str, ...], test: list[str]) -> None:
-    pictures = {name: Picture(name, (0, "a"), split_of(name)) for name in names}
-    parts, note = _divide(pictures, pictures.keys(), source_of("x", train=len(names) - 1, test=1), "pets")
-    assert (parts["test"], parts["train"], note) == (test, [name for name in names if name not in test], "")
 
 
 def test_picture_of_more_than_8_bits_is_refused_not_clipped(tmp_path: Path) -> None:
@@ -346,24 +330,6 @@ def test_files_come_from_an_object_store(tmp_path: Path, monkeypatch: pytest.Mon
             server._request("PUT", f"runs/group/pets/{path.relative_to(tmp_path / 'pets')}", path.read_bytes())
         source = dataclasses.replace(source_of("pets/"), urls=("s3://runs/group/",))
         assert pack(tmp_path, source).train_images == 21
-
-
-@pytest.mark.parametrize("splits", [("training", "testing"), ("Train", "Test")])
-def test_folders_called_training_and_testing_are_splits(tmp_path: Path, splits: tuple[str, ...]) -> None:
-    root = tmp_path / "downloads/pets/pets"
-    pets(root, "train", "val")
-    for called, name in (("train", splits[0]), ("val", splits[1])):
-        (root / called).rename(root / name)
-    pack(tmp_path, source_of("pets/", train=21, test=9))
-    tested = read_images(tmp_path / "packed", "test").images
-    assert len(tested) == 9 and len(read_images(tmp_path / "packed", "train").images) == 21
-
-
-def test_picture_outside_train_and_test_is_an_error() -> None:
-    split_of = {"train/a/1.png": "train", "test/a/2.png": "test", "extra/a/3.png": ""}
-    found = {name: Picture(name, (0, "a"), split) for name, split in split_of.items()}
-    with pytest.raises(DatasetError, match=r"none \(1 pictures, as extra/a/3\.png\)"):
-        _divide(found, found.keys(), source_of("pets/"), "pets")
 
 
 def test_picture_is_packed_as_the_service_shows_it() -> None:

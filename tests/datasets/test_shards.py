@@ -20,7 +20,7 @@ from stages.datasets.mirror import copy_to_mirror
 from stages.datasets.packed import read_images
 from stages.datasets.sources import fetch_dataset
 from stages.params.experiment import DatasetSource, ParamsError, SourceFile, load_params
-from tests.datasets.archives import write_tar_special
+from tests.datasets import archives
 from tests.datasets.official_host import Answer, OfficialHost
 from tests.datasets.test_own import pack, source_of
 from tests.datasets.workplace import write_params
@@ -315,13 +315,7 @@ def test_truncated_file_is_named(tmp_path: Path, name: str, kept: int) -> None:
 
 
 def write_tar(path: Path, *members: tuple[str, bytes]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for name, content in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return path
+    return archives.write_tar(path, members, "w")
 
 
 @pytest.mark.parametrize(
@@ -353,7 +347,7 @@ def test_unsuitable_sample_is_named(tmp_path: Path, members: list[tuple[str, byt
 def test_malicious_tar_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "downloads/pets/pets.tar"
     path.parent.mkdir(parents=True)
-    write_tar_special(path, "a.png", tarfile.SYMTYPE, "/etc/passwd")
+    archives.write_tar_special(path, "a.png", tarfile.SYMTYPE, "/etc/passwd")
     with pytest.raises(DatasetError, match="a link or a device"):
         pack(tmp_path, source_of("pets.tar", reader="webdataset"))
     path.unlink()

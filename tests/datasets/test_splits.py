@@ -139,14 +139,6 @@ def test_validation_rows_next_to_test_rows_are_left_out_and_counted(tmp_path: Pa
     assert info.split_note and words in info.split_note
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_validation_rows_are_the_test_set_of_data_without_one(tmp_path: Path, form: str) -> None:
-    parts = {"val": list(range(9)), "train": list(range(9, 30))}
-    source = FORMS[form](tmp_path / "downloads/pets", parts, set())
-    assert pack(tmp_path, source).split_note is None
-    assert packed(tmp_path, source) == {"train": parts["train"], "test": parts["val"]}
-
-
 TABLES: dict[str, tuple[list[str], dict[str, list[int]]]] = {
     "alphabet": (["test.csv", "train.csv"], {"train": [1], "test": [0]}),
     "shards": (["test-0.csv", "test-1.csv", "train-0.csv", "train-1.csv"], {"train": [2, 3], "test": [0, 1]}),

@@ -119,21 +119,6 @@ def test_several_slots_train_each_run_once(tmp_path: Path, slots: int, devices: 
     assert len(outcomes(project)) == 2
 
 
-def test_damaged_resume_state_restarts_training_with_a_message(
-    tmp_path: Path, undisturbed: dict[str, tuple[bytes, bytes]]
-) -> None:
-    project = make_project(tmp_path, epochs=40)
-    process = start_training(project)
-    wait_until(lambda: saved_states(project))
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    state = saved_states(project)[0]
-    state.write_bytes(state.read_bytes()[:1000])
-    output = train(project)
-    assert "resume state can't be used" in output
-    assert outcomes(project) == undisturbed
-
-
 @pytest.fixture(scope="module")
 def pace(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, float]:
     """Duration of an undisturbed training here: in total, and from its first saved state."""

@@ -14,7 +14,7 @@ from stages.runs.store import RunStore
 from stages.scheduling.leases import describe_failure, is_out_of_memory
 from stages.scheduling.planning import longest_first
 from stages.scheduling.runner import line_up
-from tests.commands.waiting import claimcheck_alone
+from tests.commands.waiting import claimcheck, claimcheck_alone
 from tests.preloaded import python
 from tests.project import EXPERIMENT, copy_stages, edit, ends, environment, make_project, outcomes
 
@@ -151,29 +151,16 @@ def test_runs_trained_together_are_taken_from_the_store(three_arms: Path) -> Non
     done = claimcheck_alone(three_arms, "run", "--all", "--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("3 of 3 missing runs trained; `make repro` evaluates and records them\n")
-    again = claimcheck_alone(three_arms, "run", EXPERIMENT, "--device", "cpu")
+    again = claimcheck(three_arms, "run", EXPERIMENT, "--device", "cpu")
     assert again.stdout.count("taken from the store") == 2
     assert again.stdout.endswith("0 of 0 missing runs trained; `make repro` evaluates and records them\n")
 
 
 def test_unpacked_data_are_reported_with_the_command_that_packs_them(three_arms: Path) -> None:
     shutil.rmtree(three_arms / "data" / "processed")
-    done = claimcheck_alone(three_arms, "run", EXPERIMENT, "--device", "cpu")
+    done = claimcheck(three_arms, "run", EXPERIMENT, "--device", "cpu")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "claimcheck run: mnist: not packed in data/processed as the profile smoke wants them (embedded data); "
         "`dvc repro preprocess` packs them\n"
     )
-
-
-def test_placeholder_data_are_refused_for_real_profiles_and_other_experiments_skipped(three_arms: Path) -> None:
-    edit(
-        three_arms / "params.yaml",
-        lambda index: index["experiments"].update({"tiny-far": {"paper": "ninformer", "dataset": "cifar10"}}),
-    )
-    content = yaml.safe_load((three_arms / "params" / f"{OTHER}.yaml").read_text(encoding="utf-8"))
-    content["protocol"] |= {"mean": [0.5] * 3, "std": [0.5] * 3}
-    (three_arms / "params" / "tiny-far.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
-    done = claimcheck_alone(three_arms, "run", EXPERIMENT, "--profile", "quick", "--device", "cpu")
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "the profile quick wants them (real data); `dvc repro preprocess@mnist` packs them" in done.stderr

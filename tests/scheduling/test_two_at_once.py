@@ -3,15 +3,13 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.checkout import make_checkout, variables
 from tests.polling import wait_until
-from tests.project import ends, make_project, outcomes, saved_states, start_training, train
+from tests.project import ends, make_project, outcomes, saved_states, start_module, start_training, train
 
 pytestmark = [pytest.mark.slow(hours=True), pytest.mark.timeout(600)]
 
@@ -36,18 +34,6 @@ def test_second_runner_waits_for_the_first_and_takes_over_if_it_is_killed(tmp_pa
     assert ends(project) == [[("lost", "its process is gone"), ("published", "")], [("published", "")]]
 
 
-def start_repro(checkout: Path, *command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", *command],
-        cwd=checkout,
-        env=variables(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
 def is_gone(group: int) -> bool:
     """Return True once no process of the group is left, not even a zombie."""
     try:
@@ -59,21 +45,21 @@ def is_gone(group: int) -> bool:
 
 def test_second_repro_names_the_first_and_a_kill_frees_the_next(tmp_path: Path) -> None:
     checkout = make_checkout(tmp_path / "checkout", epochs=40)
-    first = start_repro(checkout, "stages.cli", "repro")
+    first = start_module(checkout, variables(), "stages.cli", "repro")
     wait_until(lambda: saved_states(checkout))
     os.killpg(first.pid, signal.SIGSTOP)
-    said, _ = start_repro(checkout, "stages.cli", "repro").communicate(timeout=120)
+    said, _ = start_module(checkout, variables(), "stages.cli", "repro").communicate(timeout=120)
     assert said == (
         f"claimcheck repro: another repro is running in this folder (process {first.pid}), so nothing was done. "
         "`claimcheck status --watch` shows how far it is; wait for its end, or stop it by "
         f"`kill {first.pid}`: its finished trainings are kept\n"
     )
-    by_hand, _ = start_repro(checkout, "dvc", "repro").communicate(timeout=120)
+    by_hand, _ = start_module(checkout, variables(), "dvc", "repro").communicate(timeout=120)
     assert "is busy, it is being blocked by" in by_hand and "(PID" in by_hand, "DVC's own message says the same"
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
     wait_until(lambda: is_gone(first.pid), 60)  # DVC considers a lock's process alive until it has been reaped
-    third = start_repro(checkout, "stages.cli", "repro")
+    third = start_module(checkout, variables(), "stages.cli", "repro")
     output, _ = third.communicate(timeout=300)
     assert third.returncode == 0, output
     assert ends(checkout)[:2] == [[("lost", "its process is gone"), ("published", "")], [("published", "")]]

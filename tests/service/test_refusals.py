@@ -110,15 +110,6 @@ def test_cors_rejection_is_a_problem(settings: Settings) -> None:
         assert client.options("/compare", headers=asked).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [("/api/v1/papers/x", 404), ("/papers/x", 404), ("/api/v1/runs?limit=x", 422), ("/nothing", 404)],
-)
-def test_missing_resource_is_never_304(client: TestClient, path: str, status: int) -> None:
-    assert client.get(path, headers={"if-none-match": "*"}).status_code == status
-    assert client.head(path, headers={"if-none-match": "*"}).status_code == status
-
-
 def test_unacceptable_type_is_never_304(client: TestClient) -> None:
     asked = {"if-none-match": "*", "accept": "image/png"}
     assert_problem(client.get("/compare", headers=asked), 406)

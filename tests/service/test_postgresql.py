@@ -26,18 +26,10 @@ from stages.recording.sources import RecordError
 from stages.results import Base, Meta, Result, ResultsUnavailable, Sessions, create_results, database_url, open_results
 from tests.postgres import find_programs
 from tests.project import REPOSITORY
-from tests.service.results_factory import make_root
 
 pytestmark = pytest.mark.slow
 
 Create = Callable[[], str]
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = make_root(tmp_path_factory.mktemp("postgresql"))
-    record(root, "data/results.db")
-    return root
 
 
 @pytest.fixture
