@@ -154,13 +154,13 @@ def test_gap_needs_the_replicates_of_a_size() -> None:
 
 def test_gain_within_its_margin_never_has_the_same_size() -> None:
     """Printed +0.0004, margin 0.001: no gain or the opposite would count as the same size."""
-    claim = GainClaim(gain=0.0004, margin=RULES.margins.difference(0.0004), better="higher", stderr=0.0, n=5)
+    claim = GainClaim(gain=0.0004, margin=0.001, better="higher", stderr=0.0, n=5)
     hardly = [value + 0.0004 + step for value, step in zip(BASE, (1e-5, -1e-5, 0, 2e-5, -2e-5), strict=True)]
     verdict = judge(claim, hardly, BASE, "fold")
     assert (verdict.status, verdict.size.status) == (Status.SUPPORTED, Status.UNDECIDABLE)
     assert "the margin is as large as the printed number" in verdict.size.explanation
     assert judge(claim, DAC, BASE, "fold").size.status is Status.NOT_REPRODUCED, "a distant result is still refuted"
-    enough = dataclasses.replace(claim, gain=0.0021, margin=RULES.margins.difference(0.0021))
+    enough = dataclasses.replace(claim, gain=0.0021, margin=0.00105)
     more = [value + 0.0017 for value in hardly]
     assert judge(enough, more, BASE, "fold").size.status is Status.REPRODUCED
 

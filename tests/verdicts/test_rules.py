@@ -82,14 +82,20 @@ def test_margin_of_an_error_is_the_smaller_of_a_point_and_a_tenth(error: float, 
 
 @pytest.mark.parametrize(("gain", "margin"), [(0.0268, 0.0134), (-0.0049, 0.00245), (0.0004, 0.001), (0.0, 0.001)])
 def test_margin_of_a_difference_is_half_of_it_or_a_tenth_of_a_point(gain: float, margin: float) -> None:
-    assert MARGINS.difference(gain) == pytest.approx(margin)
+    assert MARGINS.difference(gain, 0.0, is_share=True) == pytest.approx(margin)
+    assert MARGINS.difference(gain, 0.0, is_share=False) == pytest.approx(abs(gain) / 2), "no points in other units"
+    assert MARGINS.difference(gain, 0.02, is_share=False) == 0.02
 
 
 def test_other_margins_are_shares_of_the_printed_number() -> None:
-    assert MARGINS.comparable(0.001) == 0.005 and MARGINS.comparable(0.0625) == 0.0625
+    for level in (0.1, 0.9):
+        assert MARGINS.comparable(level, 0.001, is_share=True) == 0.005
+        assert MARGINS.comparable(level, 0.0625, is_share=True) == 0.0625
+    for precision, margin in ((0.01, 0.0606), (0.1, 0.1)):
+        assert MARGINS.comparable(-3.03, precision, is_share=False) == pytest.approx(margin)
     assert MARGINS.loss(3.03, 0.01) == pytest.approx(0.0606)
     assert MARGINS.loss(0.2, 0.01) == pytest.approx(0.01)
-    assert MARGINS.log_mse(-0.25) == pytest.approx(0.0625)
+    assert MARGINS.log_mse(-0.25, 0.01) == pytest.approx(0.0625) and MARGINS.log_mse(0.0, 0.01) == 0.01
     assert MARGINS.flops(0.509e9, 0.001e9) == pytest.approx(0.02545e9)
     assert MARGINS.memory(100.0, 1.0) == pytest.approx(5.0)
 
