@@ -319,10 +319,7 @@ class AnswerCache(HttpMiddleware):
                 is_tagged = message["status"] == 200 and "etag" in state and "content" in state
                 start = [*message["headers"]] if is_tagged else None
             elif start is not None and not message.get("more_body") and len(message["body"]) <= CACHED_BYTES // 32:
-                if state["content"] != self._content:  # the last reading didn't find it, so another one is needed
-                    self._content, self._read_at = state["content"], -math.inf
-                    if self._reading is not None:
-                        self._reading.cancel()
+                self._expect(state["content"])
                 if state["etag"] == tag_of(scope, headers, self._edition, state["content"]):
                     self.cached[*kind, state["etag"]] = CachedAnswer(scope.get("route"), start, message["body"])
             else:
@@ -334,6 +331,13 @@ class AnswerCache(HttpMiddleware):
             await self.app(scope, receive, send_and_cache)
         if known is not None:
             await known(scope, receive, send)
+
+    def _expect(self, content: str) -> None:
+        """Require another reading if an answer was made from content that the last reading didn't find."""
+        if content != self._content:
+            self._content, self._read_at = content, -math.inf
+            if self._reading is not None:
+                self._reading.cancel()
 
     async def _is_current(self, content: str) -> bool:
         """Return True if the database has this content, by a reading that is at most `FRESH_SECONDS` old."""

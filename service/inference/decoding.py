@@ -260,19 +260,20 @@ def _decode_until_closed(connection: Connection, memory_bytes: int) -> None:
     while True:
         try:
             content, shapes = connection.recv()
-            answer: Decoded | Exception
-            try:
-                answer = _decode_all(content, shapes)
-            except ImageError as error:
-                answer = error
-            except MemoryError:
-                answer = ImageTooLarge(f"decoding takes more than {memory_bytes >> 20} MB")
-                if not has_all:
-                    limited = "images can't be decoded at the moment: this machine limits memory (ulimit -v)"
-                    answer = InferenceStopped(limited)
-            connection.send(answer)
+            connection.send(_answer(content, shapes, memory_bytes, has_all))
         except (EOFError, OSError):
             return
+
+
+def _answer(content: bytes, shapes: Sequence[Shape], memory_bytes: int, has_all: bool) -> Decoded | Exception:
+    try:
+        return _decode_all(content, shapes)
+    except ImageError as error:
+        return error
+    except MemoryError:
+        if not has_all:
+            return InferenceStopped("images can't be decoded at the moment: this machine limits memory (ulimit -v)")
+        return ImageTooLarge(f"decoding takes more than {memory_bytes >> 20} MB")
 
 
 def _limit_memory(memory_bytes: int) -> bool:
