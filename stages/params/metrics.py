@@ -72,7 +72,7 @@ _WORDS: Sequence[tuple[Literal["predicted", "true"], Sequence[str]]] = (
     ("predicted", ("logit", "logits", "input", "inputs")),
     ("true", ("label", "labels")),
 )
-"""What words in a parameter's name say that it gets; the first word of the list that the name has decides."""
+"""Values that a parameter gets, by the words in its name; the first row with such a word decides."""
 
 
 def predictions_come_first(parameters: Sequence[str]) -> bool | None:

@@ -23,7 +23,7 @@ from stages.rules import ANYTIME, Margins, Rules
 APPLICATION = Path(__file__).parent.parent / "app"
 """Folder of the packages `stages` and `service` in a wheel, which only this command puts on the path."""
 _PARAMS = ("profile", "profiles", "experiments", "datasets", "rates")
-"""What a params.yaml has besides `verdicts`."""
+"""Keys of a params.yaml other than `verdicts`."""
 _NEEDED = ("dvc", "pydantic", "rich", "sqlalchemy", "torch")
 """Packages of `claimcheck[train]` without which no other command starts."""
 _MORE = """\
