@@ -102,15 +102,15 @@ def test_arm_inherits_everything_that_it_does_not_override() -> None:
     assert arms["vit-positions"].model == {**arms["vit"].model, "name": "PositionedViT"}
 
 
-def test_quick_trains_only_the_arms_of_the_table() -> None:
+def test_short_profiles_train_only_the_arms_of_the_table() -> None:
     params = load_params(REPOSITORY)
     experiment = params.experiments["ninformer-cifar100"]
     planned = {
         profile: {run.name.arm for run in plan_runs(experiment, params.profiles[profile], params.datasets["cifar100"])}
         for profile in params.profiles
     }
-    assert planned["quick"] == {"vit", "mlp-mixer", "local-vit", "ninformer"}
-    assert planned["smoke"] == planned["paper"] == set(experiment.arms)
+    assert planned["smoke"] == planned["quick"] == {"vit", "mlp-mixer", "local-vit", "ninformer"}
+    assert planned["paper"] == set(experiment.arms)
     named = plan_runs(experiment, params.profiles["quick"], params.datasets["cifar100"], every_role=True)
     assert {run.name.arm for run in named} == set(experiment.arms)
 
