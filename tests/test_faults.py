@@ -1,6 +1,8 @@
 """Users never see a traceback: a full disk, an unwritable folder and a damaged file each give one line."""
 
+import csv
 import errno
+import io
 import os
 import shutil
 import signal
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from stages.claims import ClaimsError
-from stages.claims.lines import parse_claims
+from stages.claims.lines import read_claims
 from stages.faults import describe_fault, in_one_line, named
 from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
@@ -172,10 +174,36 @@ def test_damaged_text_in_the_database_gives_no_traceback(project: Path, text: by
     assert "the results database is damaged (" in done.stderr
 
 
-def test_claims_without_required_columns_are_refused(tmp_path: Path) -> None:
-    for content in ("", "id,paper\nx,y\n"):
-        with pytest.raises(ClaimsError, match=r"claims\.csv: lacks the columns "):
-            parse_claims(content, tmp_path / "claims.csv")
+CLAIM = "id,paper,place,metric,kind,value,statement\nx,dac,Table 1,{metric},count,1,{statement}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", r"claims\.csv: lacks the columns "),
+        (b"id,paper\nx,y\n", r"claims\.csv: lacks the columns kind, metric, place, value"),
+        (CLAIM.format(metric="m", statement="s").replace("statement", "kind").encode(), "has the columns kind twice"),
+        (
+            CLAIM.format(metric="m", statement="s,t").encode(),
+            "line 2: 8 cells in 7 columns; quote a cell that has a comma",
+        ),
+        (CLAIM.format(metric="m", statement='"s" t').encode(), "line 2: .*; expected CSV with commas"),
+        (CLAIM.format(metric="m", statement="\N{LATIN SMALL LETTER E WITH ACUTE}").encode("cp1252"), "line 2: .*iconv"),
+    ],
+)
+def test_malformed_claims_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "claims.csv").write_bytes(content)
+    with pytest.raises(ClaimsError, match=said):
+        read_claims(tmp_path / "claims.csv")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_claims_saved_by_a_spreadsheet_are_read(tmp_path: Path, encoding: str) -> None:
+    rows = list(csv.reader(io.StringIO((REPOSITORY / "data" / "claims.csv").read_text(encoding="utf-8"))))[:2]
+    rows[1][rows[0].index("statement")] = statement = "two\r\nlines, and a separator\u2028"
+    with (tmp_path / "claims.csv").open("w", encoding=encoding, newline="") as file:
+        csv.writer(file).writerows(rows)
+    assert [claim.statement for claim in read_claims(tmp_path / "claims.csv")] == [statement]
 
 
 def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

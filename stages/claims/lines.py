@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import fnmatch
+import io
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from stages.params.metrics import OwnMetric
 from stages.params.schema import nearest, read_yaml, validate
 from stages.run import STRICT
 from stages.runs.fingerprint import source_path
+from stages.texts import UnreadableText, decode
 from stages.verdicts import Power, Status, Verdict
 from stages.verdicts.kinds import KINDS, KindFacts
 from stages.verdicts.metrics import CLAIMED_METRICS, find_unit, is_share
@@ -96,11 +98,11 @@ def read_claims(path: Path, faults: list[str] | None = None) -> list[ClaimLine]:
         ClaimsError: the file is missing; without `faults`, a row can't be read or an id occurs twice.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = decode(path.read_bytes(), path)
     except OSError as error:
         raise ClaimsError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ClaimsError(f"{path}: not UTF-8 at byte {error.start}; `git checkout {path}` puts it back") from None
+    except UnreadableText as error:
+        raise ClaimsError(str(error)) from None
     return parse_claims(text, path, faults)
 
 
@@ -112,17 +114,28 @@ def parse_claims(text: str, path: Path, faults: list[str] | None = None) -> list
     """
     adapter = TypeAdapter(ClaimLine)
     claims: dict[str, ClaimLine] = {}
-    reader = csv.DictReader(text.splitlines())
-    lacking = {"id", "paper", "place", "metric", "kind", "value"} - set(reader.fieldnames or ())
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        columns = next(reader, [])
+        rows = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
+        raise ClaimsError(f"{path}, line {reader.line_num}: {error}; expected CSV with commas") from None
+    lacking = {"id", "paper", "place", "metric", "kind", "value"} - set(columns)
     if lacking:
         raise ClaimsError(f"{path}: lacks the columns {', '.join(sorted(lacking))}; `git checkout {path}` puts it back")
-    for number, row in enumerate(reader, start=2):
-        try:
-            claim = adapter.validate_python({key: value or None for key, value in row.items()})
-            fault = f"id {claim.id} occurs twice" if claim.id in claims else ""
-        except ValidationError as error:
-            first = error.errors()[0]
-            fault = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    if twice := sorted(name for name, times in Counter(columns).items() if times > 1):
+        raise ClaimsError(f"{path}: has the columns {', '.join(twice)} twice; delete one of them")
+    for number, row in rows:
+        fault = ""
+        if len(row) > len(columns):
+            fault = f"{len(row)} cells in {len(columns)} columns; quote a cell that has a comma"
+        else:
+            try:
+                claim = adapter.validate_python({key: value or None for key, value in zip(columns, row, strict=False)})
+                fault = f"id {claim.id} occurs twice" if claim.id in claims else ""
+            except ValidationError as error:
+                first = error.errors()[0]
+                fault = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
         if not fault:
             claims[claim.id] = claim
         elif faults is None:
