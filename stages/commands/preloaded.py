@@ -98,6 +98,7 @@ def serve(address: str, verbs: Sequence[str]) -> None:
     listener.bind(f"{address}.new")
     listener.listen()
     os.rename(f"{address}.new", address)  # so that it exists only once it listens
+    gc.disable()  # a third of the time of loading would go into looking for garbage
     for library in LIBRARIES:
         with suppress(ImportError):  # a stage that needs it reports that
             importlib.import_module(library)
@@ -113,6 +114,7 @@ def serve(address: str, verbs: Sequence[str]) -> None:
         os.unlink(address)
         return  # a fork would copy locks that another thread holds; threads of OpenBLAS and jemalloc end before a fork
     gc.freeze()
+    gc.enable()
     while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
         caller, _ = listener.accept()
         _FORKS.Process(target=_supervise, args=(caller, listener, read)).start()
