@@ -45,8 +45,7 @@ from service.http.middleware import (
 from service.http.monitoring import Metrics
 from service.inference import decoding
 from service.inference.batching import Batcher
-from service.inference.choices import Choices
-from service.inference.engine import Engine
+from service.inference.engine import Choices, Engine
 from service.inference.workers import Models, Worker, cores_here, memory_here
 from service.pages import repository, wording
 from service.pages.citing import read_project

@@ -19,8 +19,7 @@ from service.http.caching import Exports, KnownAnswer, tag_answer
 from service.http.errors import Problem
 from service.http.middleware import Readiness
 from service.http.monitoring import Metrics
-from service.inference.choices import Choices
-from service.inference.engine import Engine
+from service.inference.engine import Choices, Engine
 from service.pages.citing import Project
 from service.pages.searching import ClaimIndex
 from service.settings import Settings

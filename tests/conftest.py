@@ -97,6 +97,23 @@ def real_mirror() -> Path:
 
 
 @pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository root with MNIST as printed, CIFAR-100 at quick and CIFAR-10 on placeholder data, recorded."""
+    from stages.recording.builder import record
+    from tests.service.results_factory import make_root
+
+    root = make_root(tmp_path_factory.mktemp("results"))
+    record(root, "data/results.db")
+    return root
+
+
+@pytest.fixture
+def own_root(root: Path, tmp_path: Path) -> Path:
+    """A copy of the root that a test may change."""
+    return Path(shutil.copytree(root, tmp_path / "root"))
+
+
+@pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Path of a database of only the published evidence; the first test process builds it for all."""
     from stages.recording.builder import record

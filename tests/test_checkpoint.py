@@ -146,6 +146,10 @@ def with_contract(content: bytes, **changes: object) -> bytes:
 HOSTILE = {
     "pickle called safetensors": (lambda content: pickle.dumps(Payload()), "not a safetensors file"),
     "empty": (lambda content: b"", "not a safetensors file"),
+    "zip": (lambda content: b"PK\x03\x04" + bytes(200), "not a safetensors file"),
+    "huge header": (lambda content: struct.pack("<Q", 100_000_000) + b"{" * 2_000_000, "not a safetensors file"),
+    "list header": (lambda content: struct.pack("<Q", 4) + b"[1] ", "not a safetensors file"),
+    "no metadata": (lambda content: struct.pack("<Q", 8) + b'{"a": 1}', "without our contract"),
     "truncated header": (lambda content: content[:40], "not a safetensors file"),
     "truncated tensors": (lambda content: content[:-10], "weights don't fit"),
     "header longer than the file": (lambda content: struct.pack("<Q", 1 << 60) + content[8:], "not a safetensors"),
@@ -153,6 +157,18 @@ HOSTILE = {
     "foreign class": (
         lambda content: with_contract(content, model={"path": "os:system", "arguments": {"command": "touch x"}}),
         "model path is 'os:system'",
+    ),
+    "foreign name": (
+        lambda content: with_contract(content, model={"path": "stages.papers.dac.mlp:nn", "arguments": {}}),
+        "model path is",
+    ),
+    "missing argument": (
+        lambda content: with_contract(content, model={"path": MODEL.path, "arguments": {}}),
+        "missing argument",
+    ),
+    "half a contract": (
+        lambda content: safetensors.torch.save(safetensors.torch.load(content), metadata={"claimcheck": "{"}),
+        "can't be read",
     ),
     "unknown contract field": (lambda content: with_contract(content, extra=1), "can't be read"),
     "another architecture": (

@@ -89,7 +89,7 @@ def test_files_are_never_opened_in_the_locales_encoding() -> None:
     # Ruff's PLW1514 only checks objects that it knows to be paths.
     ascii_json_and_code = ("stages/datasets/packed.py", "stages/papers/__init__.py")
     kernel_files = ("stages/device.py", "stages/ops/fast/cpp.py", "stages/training/process.py")
-    distributions = ("stages/params/plugins.py",)  # importlib reads their files in UTF-8
+    distributions = ("stages/params/callables.py",)  # importlib reads their files in UTF-8
     found = []
     for call in (*calls(), *calls(("tests/",))):
         is_text = call.name == "read_text" or (call.name == "write_text" and call.is_method)

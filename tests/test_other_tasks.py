@@ -259,6 +259,8 @@ def test_other_labels_are_trained_evaluated_recorded_and_judged(project: Path, n
             assert values["own_error"] == pytest.approx(values["mae"], rel=1e-5)
         assert "stages.training.tasks" in line["spec"]["code"] and line["environment"]["process"]["modules"] == {}
         assert re.fullmatch("[0-9a-f]{12}", line["environment"]["process"]["canary"]["digest"]), "a canary trained"
+        places = (line["spec"]["code"], line["environment"].get("packages", ()))
+        assert ["timm" in place for place in places] == [name == "arrays"] * 2, "it is in the key, and it ran"
         curve = line["curves"]["test_loss"]
         assert curve[-1] < curve[0] and curve[-1] == pytest.approx(values[next(iter(MEASURED[task]))], rel=1e-4)
         assert len(line["curves"]["val_loss"]) == 4

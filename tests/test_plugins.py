@@ -22,9 +22,10 @@ from stages.datasets.manifest import DatasetError
 from stages.datasets.packed import read_images, read_info
 from stages.evaluation.scores import score
 from stages.params import callables
+from stages.params.callables import KINDS, find_plugins
 from stages.params.experiment import Params, ParamsError, SourceFile, load_params, plan_runs
 from stages.params.metrics import OwnMetric
-from stages.params.plugins import KINDS, address_of, find_plugins
+from stages.params.schema import address_of
 from stages.params.stage_inputs import code_digests, stage_inputs
 from stages.run import OptimizerSpec, RecipeSpec, RunSpec, ScheduleSpec
 from stages.runs import fingerprint

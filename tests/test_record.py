@@ -37,19 +37,14 @@ from stages.runs.evidence import (
 from stages.runs.fingerprint import code_today
 from tests.claims.lines import recorded
 from tests.project import shown_same, whole_file
-from tests.service.results_factory import REPOSITORY, add_results, as_published, make_root, without_test_images
+from tests.service.results_factory import REPOSITORY, add_results, as_published, without_test_images
 
 DATABASE = "data/results.db"
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_root(tmp_path_factory.mktemp("template"))
-
-
 @pytest.fixture
-def root(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(template, tmp_path / "root")
+def root(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(root, tmp_path / "root", ignore=shutil.ignore_patterns("results.db"))
     monkeypatch.chdir(tmp_path / "root")
     return tmp_path / "root"
 

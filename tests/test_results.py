@@ -47,14 +47,7 @@ from stages.runs.evidence import EvidenceLine, ResultLine, read_lines, write_lin
 from stages.verdicts import min_over_epochs, window_error
 from stages.verdicts.intervals import wilson
 from tests.claims.lines import claims, copy_project, params, publish, results
-from tests.service.results_factory import add_results, make_root
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = make_root(tmp_path_factory.mktemp("root"))
-    record(root, "data/results.db")
-    return root
+from tests.service.results_factory import add_results
 
 
 def only(root: Path, **filters: str):
@@ -183,19 +176,18 @@ def test_costs_are_compared_by_ratio_to_the_baseline_and_not_ranked(root: Path) 
     assert only(root, dataset="mnist").arms[3].ratio is None
 
 
-def test_costs_measured_at_two_revisions_have_no_ratio(tmp_path: Path) -> None:
-    root = make_root(tmp_path)
-    path = root / "data" / "evidence" / "ninformer-mnist.jsonl"
+def test_costs_measured_at_two_revisions_have_no_ratio(own_root: Path) -> None:
+    path = own_root / "data" / "evidence" / "ninformer-mnist.jsonl"
     lines = [
         replace(line, origin=replace(line.origin, revision="1" * 40)) if line.result.arm == "ninformer" else line
         for line in read_lines(path, EvidenceLine)
     ]
     path.write_bytes(write_lines(lines))
-    record(root, "data/results.db")
-    costs = {arm.arm: arm.cost for arm in only(root, dataset="mnist").arms}
+    record(own_root, "data/results.db")
+    costs = {arm.arm: arm.cost for arm in only(own_root, dataset="mnist").arms}
     assert costs["local-vit"].latency_ratio == pytest.approx(1.8e-4 / 1.4e-4)
     assert costs["ninformer"].latency_ratio is None and costs["ninformer"].latency_seconds_per_sample == 2.1e-4
-    ratios = {arm.arm: arm.ratio for arm in only(root, dataset="mnist", metric="train_seconds").arms}
+    ratios = {arm.arm: arm.ratio for arm in only(own_root, dataset="mnist", metric="train_seconds").arms}
     assert [ratio and ratio.of_ours for ratio in ratios.values()] == [1.0, 1.0, 1.0, None]
 
 
@@ -206,28 +198,26 @@ def test_unclaimed_metric_has_no_printed_values(root: Path) -> None:
     assert [arm.rank_ours for arm in comparison.arms] == [4, 3, 2, 1]
 
 
-def test_results_under_other_conditions_never_share_a_table(tmp_path: Path) -> None:
-    root = make_root(tmp_path)
-    lines = read_lines(root / "data" / "results" / "ninformer-cifar10.jsonl", ResultLine)
+def test_results_under_other_conditions_never_share_a_table(own_root: Path) -> None:
+    lines = read_lines(own_root / "data" / "results" / "ninformer-cifar10.jsonl", ResultLine)
 
     def other(line: ResultLine) -> ResultLine:
         spec = {**line.spec, "protocol": {**line.spec["protocol"], "batch_size": 8}}
         return replace(line, spec=spec, run_key=RunSpec.from_dict(spec).run_key)
 
     changed = [other(line) if line.arm == "vit" else line for line in lines]
-    (root / "data" / "results" / "ninformer-cifar10.jsonl").write_bytes(write_lines(changed))
-    record(root, "data/results.db")
-    runs = {arm.arm: arm.run_keys for arm in only(root, dataset="cifar10").arms}
+    (own_root / "data" / "results" / "ninformer-cifar10.jsonl").write_bytes(write_lines(changed))
+    record(own_root, "data/results.db")
+    runs = {arm.arm: arm.run_keys for arm in only(own_root, dataset="cifar10").arms}
     assert runs["vit"] == ()
     assert all(runs[name] for name in ("mlp-mixer", "local-vit", "ninformer"))
 
 
-def test_diverged_replicate_is_counted_but_not_averaged(tmp_path: Path) -> None:
-    root = make_root(tmp_path)
-    (root / "data" / "evidence" / "ninformer-mnist.jsonl").unlink()
-    add_results(root, "ninformer-mnist", "paper", "full", published="2026-11-02", diverged=("vit", 2))
-    record(root, "data/results.db")
-    ours = only(root, dataset="mnist").arms[0].ours
+def test_diverged_replicate_is_counted_but_not_averaged(own_root: Path) -> None:
+    (own_root / "data" / "evidence" / "ninformer-mnist.jsonl").unlink()
+    add_results(own_root, "ninformer-mnist", "paper", "full", published="2026-11-02", diverged=("vit", 2))
+    record(own_root, "data/results.db")
+    ours = only(own_root, dataset="mnist").arms[0].ours
     assert (ours.n, ours.n_diverged) == (2, 1)
 
 

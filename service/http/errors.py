@@ -28,8 +28,7 @@ from starlette.types import Scope
 from service.database.queries import AmbiguousCheckpoint, NoRealCheckpoint
 from service.database.samples import NoSample
 from service.inference.batching import AnswerFailed, InferenceStopped, ModelUnavailable
-from service.inference.choices import UnknownModel
-from service.inference.engine import TooManyAnswers
+from service.inference.engine import TooManyAnswers, UnknownModel
 from service.inference.tensors import TensorError
 from service.slots import Busy
 from stages.checkpoint.contract import CheckpointError

@@ -121,7 +121,8 @@ class Decoder:
                 errors[number] = type(error)(f"{uploads[number].name}: {error}")
 
         for number, upload in enumerate(uploads):
-            await keep(outlines, number, self._outline(upload))
+            is_small = len(upload.content) <= SMALL_BYTES
+            await keep(outlines, number, self._compute(outline, upload.content, is_here=is_small))
         pixels = sum(item.pixels for item in outlines.values())
         if pixels > self.max_pixels:
             raise ImageTooLarge(
@@ -144,8 +145,7 @@ class Decoder:
                 await asyncio.sleep(0)  # lets other requests run in between
             content = uploads[number].content
             is_here = is_tiny(content, outlines[number])
-            work = _decode_here(content, shapes) if is_here else self._in_thread(_decode_all, content, shapes)
-            await keep(decoded, number, work)
+            await keep(decoded, number, self._compute(_decode_all, content, shapes, is_here=is_here))
         if not decoded:
             raise errors[0]
         return [
@@ -162,12 +162,10 @@ class Decoder:
         if not any(process.is_alive for process in self.processes):
             await self._in_process(Upload("", GOOD), [(1, 1, 1)], 1, _Share(seconds_left=self.seconds))
 
-    async def _outline(self, upload: Upload) -> Outline:
-        if len(upload.content) <= SMALL_BYTES:
-            return outline(upload.content)
-        return await self._in_thread(outline, upload.content)
-
-    async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
+    async def _compute(self, work: Callable[..., Result], *arguments: object, is_here: bool) -> Result:
+        """Return the result of `work`, computed on the event loop if `is_here`, else in a thread."""
+        if is_here:
+            return work(*arguments)
         async with self._in_threads.hold(SMALL_SECONDS):
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
@@ -236,10 +234,6 @@ class Decoder:
 def is_tiny(content: bytes, image: Outline) -> bool:
     """Return True if decoding takes less than a switch of threads."""
     return len(content) <= TINY_BYTES and image.work <= TINY_WORK and not any(part in content for part in UNPACKED)
-
-
-async def _decode_here(content: bytes, shapes: Sequence[Shape]) -> Decoded:
-    return _decode_all(content, shapes)
 
 
 def _replace(process: Process) -> None:

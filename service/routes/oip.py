@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Path, Request, Response
 from service.database import queries, schemas
 from service.dependencies import ResultsSession, app_state_of, cancel_on_disconnect
 from service.http.errors import declared
-from service.inference.choices import find_version, find_versions
+from service.inference.engine import find_version, find_versions
 from service.inference.tensors import InferRequest, describe_tensors, read_request, write_answer
 from service.routes.reference import require_ready
 

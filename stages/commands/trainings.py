@@ -23,8 +23,8 @@ from stages.commands.priorities import PROFILE, Proposal, propose
 from stages.datasets.packed import PackedDataError, read_info
 from stages.evaluation.flops import FlopCounts
 from stages.faults import stop_on_signals
+from stages.params.callables import KINDS, find_plugins
 from stages.params.experiment import Params, ParamsError, Rate, describe_cut, load_params
-from stages.params.plugins import KINDS, find_plugins
 from stages.params.schema import nearest
 from stages.runs.store import write_atomically
 from stages.scheduling.display import progress_display

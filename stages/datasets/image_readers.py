@@ -1,32 +1,39 @@
-"""Data sets of images in binary files: MNIST, CIFAR-10 and CIFAR-100, STL-10.
+"""Published data sets of images, from binary files or archives of pictures.
 
 MNIST has four idx files (LeCun, Cortes, Burges 1998; format: http://yann.lecun.com/exdb/mnist/).  CIFAR is in its
 binary version (Krizhevsky 2009; format: https://www.cs.toronto.edu/~kriz/cifar.html), and so is STL-10 (Coates, Lee, Ng
 2011; format: https://cs.stanford.edu/~acoates/stl10/), whose unlabelled pictures are not used.
 
-Parts of ImageNet: Imagenette, Imagewoof (Howard 2019, fast.ai), Tiny ImageNet (Li, Karpathy, Johnson 2015, CS231n).
-
-Imagenette has ten dissimilar classes, Imagewoof ten breeds of dogs; both in the 160 px version.  A picture is packed as
-80 x 80 pixels: its shorter side resized to 80, the middle kept, for training and test alike; random crops come from
-padding, as for CIFAR.  The DAC paper says no more than "160 px version" and "80 x 80".
+Three are parts of ImageNet: Imagenette, Imagewoof (Howard 2019, fast.ai), Tiny ImageNet (Li, Karpathy, Johnson 2015,
+CS231n).  Imagenette has ten dissimilar classes, Imagewoof ten breeds of dogs; both in the 160 px version.  A picture is
+packed as 80 x 80 pixels: its shorter side resized to 80, the middle kept, for training and test alike; random crops
+come from padding, as for CIFAR.  The DAC paper says no more than "160 px version" and "80 x 80".
 
 Tiny ImageNet has 200 classes at 64 x 64 pixels, here also resized to 32 x 32 (bilinear), the HyperBF paper's stated
 input.  The test set is the 10,000 labelled validation pictures; the labels of the official test pictures are not
 published.
+
+ISIC 2019 has dermoscopic pictures of skin lesions in eight classes (Tschandl 2018, Codella 2017, Combalia 2019).  The
+labels of the official test set have a ninth class, so the labelled training pictures are divided here: a sixth of each
+class is the test set.  Pictures of one lesion stay together if the metadata name the lesion, and so do files with the
+same content; the rest is divided by picture.  Packed at 80 x 80 pixels as Imagenette is.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
+import hashlib
 import re
 import zlib
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 import yaml
 
-from stages.datasets.archive import read_pictures, walk
+from stages.datasets.archive import Member, read_pictures, size_of, walk
 from stages.datasets.manifest import DatasetError, ImageReader
 from stages.datasets.packed import ImageSet, Split
 
@@ -226,3 +233,131 @@ def _annotated(text: str, archive: Path) -> dict[str, int]:
 IMAGENETTE = _of_ten_classes("imagenette2-160.tgz", _CLASSES["imagenette"])
 IMAGEWOOF = _of_ten_classes("imagewoof2-160.tgz", _CLASSES["imagewoof"])
 TINY_IMAGENET, TINY_IMAGENET_32 = _tiny(64), _tiny(32)
+
+
+ISIC_COLUMNS = tuple(_CLASSES["isic2019"])
+ISIC_ARCHIVE, ISIC_TRUTH, ISIC_METADATA = (
+    f"ISIC_2019_Training_{name}" for name in ("Input.zip", "GroundTruth.csv", "Metadata.csv")
+)
+_TEST_PART = 6  # 4 : 1 : 1 with the five folds of the protocol
+# HAM10000 and BCN_20000, 22,428 of the 25,331 pictures; those of MSK have various sizes (Gessert et al. 2019, 2.1).
+_NATIVE_SIZES = ((600, 450), (1024, 1024))
+_NATIVE_SHARE = 0.8
+
+
+def _read_isic(folder: Path, split: Split) -> ImageSet:
+    """The pictures of a split, in the order of the archive: [N, 3, 80, 80]."""
+    members, labels = _isic_pictures(folder)
+    test = choose_isic_test(labels, _group_by_lesion(members, _read_lesions(folder / ISIC_METADATA)))
+    chosen = {members[image].name: label for image, label in labels.items() if (image in test) == (split == "test")}
+    return read_pictures(folder / ISIC_ARCHIVE, chosen, 80)
+
+
+def _describe_isic(folder: Path) -> str:
+    """Describe how far the split keeps lesions together."""
+    _, labels = _isic_pictures(folder)
+    lesions = _read_lesions(folder / ISIC_METADATA)
+    known = sum(image in lesions for image in labels)
+    return f"split by lesion for {known:,} of {len(labels):,} images ({known / len(labels):.1%}), by image for the rest"
+
+
+def _is_whole_isic(folder: Path) -> bool:
+    """True if the pictures have their official sizes: shrunken copies circulate under the same names.
+
+    There is no published digest.  `read_split` checks that the official table names every picture, with one class for
+    it; the number of each class must be the declared one.
+    """
+    labels = _read_truth(folder / ISIC_TRUTH)
+    pictures = (member for member in walk(folder / ISIC_ARCHIVE) if PurePosixPath(member.name).suffix == ".jpg")
+    native = sum(size_of(member) in _NATIVE_SIZES for member in pictures if PurePosixPath(member.name).stem in labels)
+    return native >= _NATIVE_SHARE * len(labels)
+
+
+def choose_isic_test(labels: Mapping[str, int], groups: Mapping[str, str]) -> set[str]:
+    """Choose a sixth of each class, rounded: whole groups, in an order hashed from their names, as long as they fit."""
+    members: dict[str, list[str]] = defaultdict(list)
+    for image, group in groups.items():
+        members[group].append(image)
+    counts = Counter(labels.values())
+    room = [(counts[label] + _TEST_PART // 2) // _TEST_PART for label in range(len(ISIC_COLUMNS))]
+    test: set[str] = set()
+    for group in sorted(members, key=lambda group: hashlib.sha256(group.encode()).digest()):
+        needed = [sum(labels[image] == label for image in members[group]) for label in range(len(ISIC_COLUMNS))]
+        if all(have >= need for have, need in zip(room, needed, strict=True)):
+            room = [have - need for have, need in zip(room, needed, strict=True)]
+            test.update(members[group])
+    return test
+
+
+def _read_truth(path: Path) -> dict[str, int]:
+    """Read the class of each picture."""
+    labels: dict[str, int] = {}
+    for row in _read_columns(path, ("image", *ISIC_COLUMNS)):
+        marks = [row[column].strip() for column in ISIC_COLUMNS]
+        if sorted(marks) != ["0.0"] * (len(ISIC_COLUMNS) - 1) + ["1.0"]:
+            raise DatasetError(f"{path}: {row['image']} doesn't have exactly one of {', '.join(ISIC_COLUMNS)}")
+        if row["image"] in labels:
+            raise DatasetError(f"{path}: {row['image']} occurs twice")
+        labels[row["image"]] = marks.index("1.0")
+    return labels
+
+
+def _read_lesions(path: Path) -> dict[str, str]:
+    """Read the lesion of each picture that has one; none at all if a mirror's part has no metadata."""
+    if not path.is_file():
+        return {}
+    return {row["image"]: row["lesion_id"] for row in _read_columns(path, ("image", "lesion_id")) if row["lesion_id"]}
+
+
+def _read_columns(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        reader = csv.DictReader(file, restval="")
+        missing = [column for column in columns if column not in (reader.fieldnames or ())]
+        if missing:
+            raise DatasetError(f"{path}: has no column {', '.join(missing)}")
+        return list(reader)
+
+
+def _isic_pictures(folder: Path) -> tuple[dict[str, Member], dict[str, int]]:
+    """Return each picture's member of the archive, and its class."""
+    labels = _read_truth(folder / ISIC_TRUTH)
+    members: dict[str, Member] = {}
+    for member in walk(folder / ISIC_ARCHIVE):
+        path = PurePosixPath(member.name)
+        if path.suffix == ".jpg" and not path.name.startswith("."):
+            if path.stem not in labels:
+                raise DatasetError(f"{member.where}: {ISIC_TRUTH} doesn't name it")
+            if path.stem in members:
+                raise DatasetError(f"{member.where}: {members[path.stem].name} is the same picture")
+            members[path.stem] = member
+    for image in labels:
+        if image not in members:
+            raise DatasetError(f"{folder / ISIC_ARCHIVE}: has no {image}.jpg, which {ISIC_TRUTH} names")
+    return members, labels
+
+
+def _group_by_lesion(members: Mapping[str, Member], lesions: Mapping[str, str]) -> dict[str, str]:
+    """Return the group of each picture: those of one lesion, and those whose files are the same."""
+    first: dict[tuple[int | None, int], str] = {}
+    leader = {image: lesions.get(image, image) for image in members}
+    merged: dict[str, str] = {}
+    for image, member in members.items():
+        twin = first.setdefault((member.crc32, member.size_bytes), image)
+        if leader[twin] != leader[image]:
+            merged[_last_of(leader[image], merged)] = _last_of(leader[twin], merged)
+    return {image: _last_of(group, merged) for image, group in leader.items()}
+
+
+def _last_of(group: str, merged: Mapping[str, str]) -> str:
+    while merged.get(group, group) != group:
+        group = merged[group]
+    return group
+
+
+ISIC2019 = ImageReader(
+    classes=tuple(_CLASSES["isic2019"].values()),
+    files={"train": (ISIC_METADATA, ISIC_TRUTH, ISIC_ARCHIVE), "test": (ISIC_METADATA, ISIC_TRUTH, ISIC_ARCHIVE)},
+    read_split=_read_isic,
+    describe=_describe_isic,
+    is_whole=_is_whole_isic,
+)

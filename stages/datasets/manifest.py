@@ -23,8 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from stages.datasets.packed import ImageSet, Split
 from stages.faults import Mistake, named
 from stages.params.experiment import DatasetSource
-from stages.params.plugins import address_of
-from stages.params.schema import ParamsError
+from stages.params.schema import ParamsError, address_of
 from stages.runs.evidence import INEXACT_SHARE
 
 CHUNK_BYTES = 1 << 20

@@ -20,12 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.datasets import isic2019, own, tables, text
+from stages.datasets import own, tables, text
 from stages.datasets.image_readers import (
     CIFAR10,
     CIFAR100,
     IMAGENETTE,
     IMAGEWOOF,
+    ISIC2019,
     MNIST,
     STL10,
     TINY_IMAGENET,
@@ -56,7 +57,7 @@ READERS = {
     "cifar100": CIFAR100,
     "imagenette": IMAGENETTE,
     "imagewoof": IMAGEWOOF,
-    "isic2019": isic2019.READER,
+    "isic2019": ISIC2019,
     "mnist": MNIST,
     "stl10": STL10,
     "tinyimagenet": TINY_IMAGENET,

@@ -1,16 +1,22 @@
-"""Reads the keywords of a callable named `package.module:name` in its source, without importing anything.
+"""Finds what other packages offer: callables named `package.module:name`, and plugins, which have short names for them.
 
-Importing timm or transformers takes seconds, and every command reads the parameters.  What the source doesn't show
-(an open `**keywords`, a module that loads its names late) is checked when the callable is called.
+A callable's keywords are read in its source, without importing anything, because importing timm or transformers takes
+seconds, and every command reads the parameters.  What the source doesn't show (an open `**keywords`, a module that
+loads its names late) is checked when the callable is called.
+
+A distribution declares a plugin by an entry point: `name = "package.module:object"` in the group `claimcheck.<kind>`.
+The name means that address and nothing else, so run keys have the address and the version of its distribution.  A
+malformed entry point is listed with its fault, and refused where params name it.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 from stages.runs.fingerprint import find_spec_of
@@ -181,3 +187,45 @@ def _class_named(module: str, node: ast.expr | None) -> tuple[str, ast.ClassDef]
     name = node.value if isinstance(node, ast.Constant) else node.id if isinstance(node, ast.Name) else None
     found = _find(module, name) if isinstance(name, str) else None
     return (found[0], found[1]) if found and isinstance(found[1], ast.ClassDef) else None
+
+
+KINDS = ("models", "optimizers", "schedules", "losses", "transforms", "metrics", "tasks", "readers")
+
+
+@dataclass(frozen=True, order=True)
+class Plugin:
+    """An object that a distribution offers; `address` is its `package.module:name`, or empty if there is a `fault`."""
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    address: str
+    fault: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version} ({self.address or self.fault})"
+
+
+def find_plugins(*kinds: str) -> list[Plugin]:
+    """Return the installed plugins of some kinds, without importing them."""
+    return sorted({plugin for distribution in metadata.distributions() for plugin in _offered_by(distribution, kinds)})
+
+
+def _offered_by(distribution: metadata.Distribution, kinds: Iterable[str]) -> Iterator[Plugin]:
+    """Yield the plugins of a distribution, unless another one of its name comes before it on the path."""
+    text, group = distribution.read_text("entry_points.txt") or "", ""
+    if "[claimcheck." not in text:
+        return
+    owner, version = distribution.metadata["Name"] or "unknown", distribution.metadata["Version"] or "unknown"
+    if owner != "unknown" and metadata.distribution(owner).read_text("entry_points.txt") != text:
+        return
+    for line in map(str.strip, text.splitlines()):  # importlib's parser gives up at the first malformed line
+        if line.startswith("[") and line.endswith("]"):
+            group = line.strip("[]")
+        elif group in [f"claimcheck.{kind}" for kind in kinds] and line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            address = ":".join(part.strip() for part in value.partition("[")[0].split(":"))  # without extras
+            fault = "" if ADDRESS.fullmatch(address) else f"{line!r}; expected {name.strip()} = package.module:object"
+            kind = group.removeprefix("claimcheck.")
+            yield Plugin(kind, name.strip(), owner, version, "" if fault else address, fault)

@@ -18,11 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from stages.params.callables import signature_of
 from stages.params.metrics import OwnMetric, read_metrics
-from stages.params.plugins import address_of
 from stages.params.protocol import check_recipe, protocol_schema, read_protocol
 from stages.params.schema import ParamsError as ParamsError
 from stages.params.schema import SourceFile as SourceFile
 from stages.params.schema import (
+    address_of,
     check_choice,
     check_keywords,
     check_task,

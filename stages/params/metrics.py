@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import TypeAdapter
 
 from stages.params.callables import first_parameters
-from stages.params.plugins import address_of
-from stages.params.schema import ParamsError, check_keywords, validate
+from stages.params.schema import ParamsError, address_of, check_keywords, validate
 from stages.run import STRICT, canonical_json
 
 Takes = Literal["predictions", "probabilities", "positive"]

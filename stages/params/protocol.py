@@ -14,8 +14,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import TypeAdapter
 
 from stages.params.callables import UnknownCallable, signature_of
-from stages.params.plugins import address_of
-from stages.params.schema import ParamsError, check_keywords, out_of_range, validate
+from stages.params.schema import ParamsError, address_of, check_keywords, out_of_range, validate
 from stages.run import OptimizerSpec, Protocol, RecipeSpec, ScheduleSpec
 
 # Fields of the optimisers of `stages.optim`: those that are not set unless a file sets them.

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from stages import papers_folder, yaml_reader
 from stages.faults import Mistake
 from stages.papers import model_paths
-from stages.params.callables import UnknownCallable, signature_of
+from stages.params.callables import ADDRESS, UnknownCallable, find_plugins, signature_of
 from stages.run import IMPORTED_MODEL, STRICT
 
 _RANGE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
@@ -280,6 +280,29 @@ def model_path(paper: str, model: Mapping[str, Any], path: Path, key_path: str) 
     address = f"{classes[model['name']]}:{model['name']}"
     check_keywords(address, arguments, path, key_path, given=FROM_DATASET)
     return address
+
+
+def address_of(kind: str, name: str, known: Iterable[str], path: Path, key_path: str) -> str:
+    """Return `package.module:name` of a plugin's name; such an address stays.  `known`: names that are built in.
+
+    Raises:
+        ParamsError: there is no such plugin, it is malformed, or several distributions offer one of this name.
+    """
+    if ":" in name:
+        if not ADDRESS.fullmatch(name):
+            raise ParamsError(f"{path}: {key_path} is {name!r}; expected package.module:name")
+        return name
+    plugins = find_plugins(kind)
+    found = [plugin for plugin in plugins if plugin.name == name]
+    if not found:
+        choices = [*sorted({*known, *(plugin.name for plugin in plugins)}), "package.module:name"]
+        raise ParamsError(f"{path}: {key_path} is {name!r}{hint(name, choices)}")
+    if len(found) > 1:
+        offers = " and ".join(map(str, found))
+        raise ParamsError(f"{path}: {key_path} is {name!r}, which {offers} offer; write the address of one")
+    if found[0].fault:
+        raise ParamsError(f"{path}: {key_path} is {name!r}, which is malformed in {found[0]}; write its address here")
+    return found[0].address
 
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool, "str": str}

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from stages import STARTED_NS, papers_folder
+from stages.params.callables import find_plugins
 from stages.params.experiment import Params, load_params, plan_runs
 from stages.params.metrics import OwnMetric
-from stages.params.plugins import find_plugins
 from stages.params.schema import known_papers
 from stages.runs.fingerprint import (
     imported_modules,

@@ -87,13 +87,10 @@ class _Results:
             (row.key, dataset)
             for row in rows
             if row.kind == "value" and row.unit and row.better == "lower" and row.key in self.shares
-            for dataset, cells in self._select(row).groupby("dataset")
+            for dataset, cells in frame[(frame["metric"] == row.key) & (frame["arm"] == row.arm)].groupby("dataset")
+            if row.dataset in ("", dataset)
             if row.printed and row.printed.value / 10 < cells["value"].mean() < row.printed.value * 10
         }
-
-    def _select(self, row: ClaimRow) -> pd.DataFrame:
-        frame = self.frame[(self.frame["metric"] == row.key) & (self.frame["arm"] == row.arm)]
-        return frame[frame["dataset"] == row.dataset] if row.dataset else frame
 
     def divisors(self, row: ClaimRow, dataset: str) -> Sequence[float]:
         """Return what a result without a unit may have to be divided by.

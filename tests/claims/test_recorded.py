@@ -17,7 +17,6 @@ from stages.claims import judge_claim
 from stages.recording.builder import record
 from stages.recording.sources import facts_today
 from stages.results import (
-    Claim,
     ClaimFilter,
     Question,
     Result,
@@ -138,23 +137,6 @@ def test_error_in_several_places_counts_once(root: Path, tmp_path: Path, error: 
     assert ours.decidable == ours.in_favour + ours.against + ours.open + ours.waiting == len(decidable) - 4 + counted
     assert ours.errors == ({error: 4} if error else {})
     assert same_error == ((TIMES[0], *TIMES[2:]) if error else ())
-
-
-def test_consistent_numbers_wait_for_training(root: Path, tmp_path: Path) -> None:
-    """A count decides only claims that training can't."""
-    other = shutil.copytree(root, tmp_path / "root")
-    readings = [
-        {"name": name, "text": "t", "holds": holds, "ours": None} for name, holds in (("a", False), ("b", True))
-    ]
-    finding = {"computed": {}, "explanation": "Computed.", "readings": readings}
-    lines = [{**finding, "claim": claim, "paper": "nmn"} for claim in ("nmn.gpt.memory", "nmn.theory.uat")]
-    (other / "data" / "findings.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
-    with recorded(other) as session:
-        memory, theorem = (session.get_one(VerdictRow, line["claim"]) for line in lines)
-        shown = session.get_one(Claim, "nmn.gpt.memory").finding
-    assert memory.status == "not tested"
-    assert (theorem.status, theorem.basis) == ("holds under a reading", "finding")
-    assert shown is not None and shown["readings"] == [{**reading, "brief": None} for reading in readings]
 
 
 def smaller(root: Path, place: Path) -> Path:

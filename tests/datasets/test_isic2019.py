@@ -4,9 +4,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stages.datasets import isic2019
 from stages.datasets.archive import decode_square
-from stages.datasets.isic2019 import ARCHIVE, COLUMNS, METADATA, TRUTH
+from stages.datasets.image_readers import (
+    ISIC2019,
+    ISIC_ARCHIVE,
+    ISIC_COLUMNS,
+    ISIC_METADATA,
+    ISIC_TRUTH,
+    choose_isic_test,
+)
 from stages.datasets.manifest import DatasetError
 from stages.datasets.prepare import prepare
 from stages.datasets.sources import fetch_dataset
@@ -45,15 +51,15 @@ def write(
         image: jpeg(pixels(source) if shape is None else flat(source, shape)) for image, source in sources.items()
     }
     members = [(f"ISIC_2019_Training_Input/{image}.jpg", contents[image]) for image in IMAGES]
-    write_zip(folder / ARCHIVE, [*members, ("ISIC_2019_Training_Input/LICENSE.txt", b"CC BY-NC 4.0")])
+    write_zip(folder / ISIC_ARCHIVE, [*members, ("ISIC_2019_Training_Input/LICENSE.txt", b"CC BY-NC 4.0")])
     marks = {
         image: ",".join("1.0" if index == label else "0.0" for index in range(9)) for image, label in IMAGES.items()
     }
-    truth = [f"image,{','.join(COLUMNS)},UNK", *(f"{image},{mark}" for image, mark in marks.items())]
-    (folder / TRUTH).write_text("\n".join(truth) + "\n", encoding="utf-8")
+    truth = [f"image,{','.join(ISIC_COLUMNS)},UNK", *(f"{image},{mark}" for image, mark in marks.items())]
+    (folder / ISIC_TRUTH).write_text("\n".join(truth) + "\n", encoding="utf-8")
     if lesions is not None:
         rows = [f"{image},55.0,head/neck,{lesions.get(image, '')},female" for image in IMAGES]
-        (folder / METADATA).write_text(
+        (folder / ISIC_METADATA).write_text(
             "\n".join(["image,age_approx,anatom_site_general,lesion_id,sex", *rows]) + "\n", encoding="utf-8"
         )
 
@@ -64,14 +70,14 @@ def split_images(folder: Path) -> tuple[set[str], set[str]]:
     for image in IMAGES:
         key = decode_square(jpeg(pixels(image)), 80, image).tobytes()
         names[key] = image
-    train, test = (isic2019.read_split(folder, split) for split in ("train", "test"))  # type: ignore[arg-type]
+    train, test = (ISIC2019.read_split(folder, split) for split in ("train", "test"))  # type: ignore[arg-type]
     return {names[row.tobytes()] for row in train.images}, {names[row.tobytes()] for row in test.images}
 
 
 def test_split_is_disjoint_complete_and_deterministic(tmp_path: Path) -> None:
     write(tmp_path)
     for split, counts in (("test", [3, 2, 1, 1, 1, 1, 1, 1]), ("train", [15, 10, 5, 5, 5, 5, 5, 5])):
-        labels = isic2019.read_split(tmp_path, split).labels  # type: ignore[arg-type]
+        labels = ISIC2019.read_split(tmp_path, split).labels  # type: ignore[arg-type]
         assert np.bincount(labels).tolist() == counts, "a sixth of each class is the test set"
     train, test = split_images(tmp_path)
     assert (train & test, train | test) == (set(), set(IMAGES))
@@ -82,7 +88,7 @@ def test_pictures_of_one_lesion_stay_together() -> None:
     """The order of the names doesn't matter: tried with forty other numberings of the lesions."""
     for number in range(40):
         lesions = {image: f"{lesion}_{number}" for image, lesion in LESIONS.items()}
-        test = isic2019.choose_test(IMAGES, {image: lesions.get(image, image) for image in IMAGES})
+        test = choose_isic_test(IMAGES, {image: lesions.get(image, image) for image in IMAGES})
         for lesion in set(lesions.values()):
             assert len({image in test for image in lesions if lesions[image] == lesion}) == 1, lesion
         assert len(test) == 11
@@ -105,14 +111,14 @@ def test_files_with_equal_content_stay_together(tmp_path: Path) -> None:
     copies = {f"ISIC_{number:07d}": "ISIC_0000017" for number in range(12, 17)}
     write(tmp_path, copy_of=copies)
     manifest_free = load_params().datasets["isic2019"]
-    train, test = (isic2019.read_split(tmp_path, split) for split in ("train", "test"))  # type: ignore[arg-type]
+    train, test = (ISIC2019.read_split(tmp_path, split) for split in ("train", "test"))  # type: ignore[arg-type]
     assert manifest_free.shared_images is None
     assert not {row.tobytes() for row in train.images} & {row.tobytes() for row in test.images}
 
 
 def test_share_of_known_lesions_is_stated(tmp_path: Path) -> None:
     write(tmp_path)
-    assert isic2019.describe(tmp_path) == "split by lesion for 9 of 66 images (13.6%), by image for the rest"
+    assert ISIC2019.describe(tmp_path) == "split by lesion for 9 of 66 images (13.6%), by image for the rest"
 
 
 TRUTH_FAULTS = {
@@ -134,18 +140,18 @@ TRUTH_FAULTS = {
 def test_invalid_ground_truth_is_reported(tmp_path: Path, fault: str) -> None:
     before, after, message = TRUTH_FAULTS[fault]
     write(tmp_path)
-    text = (tmp_path / TRUTH).read_text(encoding="utf-8")
+    text = (tmp_path / ISIC_TRUTH).read_text(encoding="utf-8")
     assert before in text
-    (tmp_path / TRUTH).write_text(text.replace(before, after, 1), encoding="utf-8")
+    (tmp_path / ISIC_TRUTH).write_text(text.replace(before, after, 1), encoding="utf-8")
     with pytest.raises(DatasetError, match=message):
-        isic2019.read_split(tmp_path, "train")
+        ISIC2019.read_split(tmp_path, "train")
 
 
 def test_metadata_without_lesions_are_reported(tmp_path: Path) -> None:
     write(tmp_path)
-    (tmp_path / METADATA).write_text("image,sex\n", encoding="utf-8")
+    (tmp_path / ISIC_METADATA).write_text("image,sex\n", encoding="utf-8")
     with pytest.raises(DatasetError, match="has no column lesion_id"):
-        isic2019.read_split(tmp_path, "train")
+        ISIC2019.read_split(tmp_path, "train")
 
 
 WHOLE = dataclasses.replace(
@@ -170,7 +176,7 @@ def test_all_pictures_in_official_sizes_are_the_full_set(tmp_path: Path) -> None
     assert provenance(tmp_path) == "full"
     assert provenance(tmp_path, dataclasses.replace(WHOLE, complete_by_content=False)) == "subset"
     assert provenance(tmp_path, dataclasses.replace(WHOLE, train=56)) == "subset", "one of 67 is missing"
-    (folder / METADATA).unlink()
+    (folder / ISIC_METADATA).unlink()
     assert provenance(tmp_path) == "subset", "without metadata, lesions are split"
     shrunk = tmp_path / "shrunk" / "downloads" / "isic2019"
     shrunk.mkdir(parents=True)
@@ -181,7 +187,7 @@ def test_all_pictures_in_official_sizes_are_the_full_set(tmp_path: Path) -> None
 def test_unpacked_real_sample_becomes_a_subset(tmp_path: Path, sample_mirror: Path) -> None:
     source = load_params().datasets["isic2019"]
     manifest = fetch_dataset("isic2019", source, tmp_path, sample_mirror, lambda line: None)
-    assert [file.name for file in manifest.files] == [TRUTH, ARCHIVE], "the sample has no metadata"
+    assert [file.name for file in manifest.files] == [ISIC_TRUTH, ISIC_ARCHIVE], "the sample has no metadata"
     info = prepare(source, manifest, tmp_path, tmp_path / "packed")
     assert (info.provenance, info.source) == ("subset", "mirror")
     assert (info.train_images, info.test_images, info.shape) == (56, 8, (3, 80, 80))

@@ -350,7 +350,7 @@ def test_pin_distinguishes_official_declared_inexact_and_wrong_bytes(pin: Pin, r
         assert pin.check(digests, "here") is result
 
 
-PICTURES, TRUTH, METADATA = test_isic2019.ARCHIVE, test_isic2019.TRUTH, test_isic2019.METADATA
+PICTURES, TRUTH, METADATA = test_isic2019.ISIC_ARCHIVE, test_isic2019.ISIC_TRUTH, test_isic2019.ISIC_METADATA
 
 
 def declare_isic(archive: str = PICTURES) -> DatasetSource:

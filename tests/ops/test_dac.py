@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,16 +12,13 @@ from torch.nn import functional as F
 
 from stages.ops.dac import DACConv2d, DACLinear, dac_conv2d, dac_conv2d_reference, dac_linear, dac_linear_reference
 from stages.ops.mba import MBA, mba, mba_reference
+from tests.ops.dac_loops import CONVOLUTIONS, make_vectors
 from tests.ops.gradients import Layer, as_leaves, drawn, value_and_gradients
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "dac_loops.npz"
-CONVOLUTIONS = ["plain", "strided", "uneven", "sparse", "unshared", "unshared_strided"]
 
 
 @pytest.fixture(scope="module")
 def loops() -> dict[str, np.ndarray]:
-    with np.load(GOLDEN) as file:
-        return dict(file)
+    return make_vectors()
 
 
 def test_padding_adds_nothing_even_with_a_positive_bias() -> None:
@@ -91,11 +87,8 @@ def test_fully_unshared_module_has_a_bias_per_weight() -> None:
     assert DACConv2d(3, 4, (3, 5)).bias.shape == (4, 3)
 
 
-def test_equation_3_equals_loops_and_its_factored_form() -> None:
-    with np.load(GOLDEN) as loops:
-        x, weight, bias, expected = (
-            torch.from_numpy(loops[f"mba/{name}"]) for name in ("x", "weight", "bias", "output")
-        )
+def test_equation_3_equals_loops_and_its_factored_form(loops: dict[str, np.ndarray]) -> None:
+    x, weight, bias, expected = (torch.from_numpy(loops[f"mba/{name}"]) for name in ("x", "weight", "bias", "output"))
     torch.testing.assert_close(mba_reference(x, weight, bias), expected, rtol=0, atol=1e-9)
     torch.testing.assert_close(F.linear(mba(x, bias), weight.flatten(1)), expected, rtol=0, atol=1e-9)
 

@@ -3,10 +3,8 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,15 +22,14 @@ from stages.ops.rbf import (
 )
 from stages.ops.rbf import rbf_feedforward_reference as feedforward_reference
 from tests.ops.gradients import draw
+from tests.ops.rbf_scipy import make_vectors
 
-MAKER = Path(__file__).parents[1] / "golden" / "make_rbf_scipy.py"
 BETA = 0.07
 
 
 @pytest.fixture(scope="module")
-def golden() -> dict[str, Tensor]:
-    with np.load(MAKER.with_name("rbf_scipy.npz")) as file:
-        return {name: torch.from_numpy(file[name]) for name in file.files if name != "origin"}
+def theirs() -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array) for name, array in make_vectors().items()}
 
 
 def test_free_metric_reference_equals_a_hand_calculation() -> None:
@@ -41,8 +38,8 @@ def test_free_metric_reference_equals_a_hand_calculation() -> None:
     assert rbf.free_metric_reference(x, t, m).item() == -3
 
 
-def test_references_equal_scipy_and_scikit_learn(golden: dict[str, Tensor]) -> None:
-    x, t, c, w, beta = (golden[name] for name in ("x", "t", "c", "w", "beta"))
+def test_references_equal_scipy_and_scikit_learn(theirs: dict[str, Tensor]) -> None:
+    x, t, c, w, beta = (theirs[name] for name in ("x", "t", "c", "w", "beta"))
     eye = torch.eye(len(w), dtype=w.dtype)
     sigma = math.sqrt(1 / 0.2)
     d_squared = rbf.mahalanobis_reference(x, t, w)
@@ -57,7 +54,7 @@ def test_references_equal_scipy_and_scikit_learn(golden: dict[str, Tensor]) -> N
         "feedforward_laplacian": rbf.laplacian_reference(d_squared, beta) @ c,
     }
     for name, ours in pairs.items():
-        torch.testing.assert_close(ours, golden[name], rtol=0, atol=1e-9, msg=name)
+        torch.testing.assert_close(ours, theirs[name], rtol=0, atol=1e-9, msg=name)
 
 
 def test_close_vectors_far_from_the_origin_keep_their_distances_in_bfloat16() -> None:

@@ -2,7 +2,6 @@ import dataclasses
 import io
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from stages.analyse import hours, lines, papers
 from stages.params.experiment import load_params
 from stages.recording.builder import record
 from tests.service.browsing import chromium, open_page, watched
-from tests.service.results_factory import REPOSITORY, make_root
+from tests.service.results_factory import REPOSITORY
 from tests.service.running import Running, running
 
 IN_GIT = ("claims-history.jsonl", "claims.csv", "evidence", "models", "registrations", "samples")
@@ -32,20 +31,6 @@ IN_GIT = ("claims-history.jsonl", "claims.csv", "evidence", "models", "registrat
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture(scope="session")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository root with MNIST as printed, CIFAR-100 at quick and CIFAR-10 on placeholder data, recorded."""
-    root = make_root(tmp_path_factory.mktemp("service"))
-    record(root, "data/results.db")
-    return root
-
-
-@pytest.fixture
-def own_root(root: Path, tmp_path: Path) -> Path:
-    """A copy of the root that a test may change."""
-    return Path(shutil.copytree(root, tmp_path / "root"))
 
 
 @pytest.fixture(scope="session")

@@ -177,10 +177,10 @@ def other_formats() -> Iterator[Hostile]:
         "zeros": bytes(5000),
         "one byte": b"\x89",
         "noise": np.random.default_rng(0).bytes(4000),
-        "empty": b"",
     }
+    yield Hostile("empty", b"", 422, "the file is empty; expected a PNG, JPEG or WebP image")
     for name, content in texts.items():
-        yield Hostile(name, content, 422, "the file is")
+        yield Hostile(name, content, 422, "the file is not a PNG, JPEG or WebP image")
     boxes = {"HEIC": b"\0\0\0\x18ftypheic", "AVIF": b"\0\0\0\x1cftypavif", "JPEG XL": b"\xff\x0a", "GIF": b"GIF89a"}
     for name, content in boxes.items():
         yield Hostile(name, content + bytes(99), 422, f"it is {name}: save it as one of these")
@@ -190,14 +190,15 @@ def damaged() -> Iterator[Hostile]:
     for kind in ("PNG", "JPEG", "WEBP"):
         whole = encode(kind, picture(size=(90, 70)))
         for share in (0.03, 0.2, 0.4, 0.6, 0.8):
-            yield Hostile(f"{kind} cut at {share}", whole[: int(share * len(whole))], 422)
+            yield Hostile(f"{kind} cut at {share}", whole[: int(share * len(whole))], 422, "damaged: it ends too early")
     whole = encode("PNG")
+    no_header, no_pixels = "it begins as PNG, but its header can't be read", "its pixels can't be decoded"
     for place in (17, 24, 25, 30, 60, 200):
         flipped = bytearray(whole)
         flipped[place] ^= 0xFF
-        yield Hostile(f"png with byte {place} flipped", bytes(flipped), 422, "the image is damaged")
+        yield Hostile(f"png with byte {place} flipped", bytes(flipped), 422, no_header if place < 33 else no_pixels)
     for width, height in ((0, 0), (0, 5), (5, 0)):
-        yield Hostile(f"png of {width} x {height}", png_of(width, height), 422)
+        yield Hostile(f"png of {width} x {height}", png_of(width, height), 422, no_header)
     for depth, colour in ((3, 2), (16, 3), (8, 1), (8, 7), (255, 255)):
         yield Hostile(f"png of depth {depth}, colour {colour}", png_of(8, 8, depth=depth, colour=colour), 422)
     yield Hostile("palette png without palette", png_of(8, 8, colour=3, data=zlib.compress(b"\x05" * 72)), 422)

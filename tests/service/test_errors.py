@@ -12,7 +12,7 @@ from httpx import Response
 from service.settings import Settings
 from stages.recording.builder import record
 from tests.service.conftest import png, reading, serving
-from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY, make_root
+from tests.service.results_factory import PAPER_ACCURACY, REPOSITORY
 
 PLACEHOLDERS = "placeholder models answer only if named with checkpoint="
 VIT = "/predict?checkpoint=ninformer-cifar100.vit.0"
@@ -171,24 +171,23 @@ def test_placeholder_models_answer_only_by_name(client: TestClient) -> None:
     )
 
 
-def test_data_set_without_weights_explains_why_nothing_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_set_without_weights_explains_why_nothing_answers(own_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are real but their weights are missing; models of a table take no image."""
-    root = make_root(tmp_path)
-    shutil.rmtree(root / "data" / "runs" / "ninformer-cifar100")
+    shutil.rmtree(own_root / "data" / "runs" / "ninformer-cifar100")
     monkeypatch.setattr("service.database.queries.MAX_NAMES", 2)
-    index = yaml.safe_load((root / "params.yaml").read_text(encoding="utf-8"))
+    index = yaml.safe_load((own_root / "params.yaml").read_text(encoding="utf-8"))
     whole = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
     for part, name in (("experiments", "dac-sgemm"), ("datasets", "sgemm")):
         index[part][name] = whole[part][name]
-    (root / "params.yaml").write_text(yaml.safe_dump(index, sort_keys=False), encoding="utf-8")
-    shutil.copy(REPOSITORY / "params" / "dac-sgemm.yaml", root / "params")
-    record(root, "data/results.db")
+    (own_root / "params.yaml").write_text(yaml.safe_dump(index, sort_keys=False), encoding="utf-8")
+    shutil.copy(REPOSITORY / "params" / "dac-sgemm.yaml", own_root / "params")
+    record(own_root, "data/results.db")
     details = {
         "cifar100": "no weights of a model trained on real cifar100 data are here",
         "sgemm": "a model of sgemm takes rows of a table, whose scaling no checkpoint has",
         "cifar10": "ninformer-cifar10.vit.0, ninformer-cifar10.mlp-mixer.0, …; /api/v1/checkpoints lists all",
     }
-    with reading(Settings(root=root)) as client:
+    with reading(Settings(root=own_root)) as client:
         for dataset, detail in details.items():
             assert_problem(client.post(f"/predict?dataset={dataset}", files={"file": png()}), 409, detail)
 

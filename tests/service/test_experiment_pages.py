@@ -11,7 +11,6 @@ from service.settings import Settings
 from stages.recording.builder import record
 from tests.service.conftest import reading
 from tests.service.drawn import drawings, drawn
-from tests.service.results_factory import make_root
 from tests.service.test_pages import Page
 
 
@@ -97,14 +96,13 @@ def test_only_differences_between_two_arms_are_shown_by_default(client: TestClie
     assert "Nothing: both have the same values." in same
 
 
-def test_claims_about_its_models_are_shown_with_verdicts(tmp_path: Path) -> None:
-    root = make_root(tmp_path)
-    with (root / "data" / "claims.csv").open("a") as file:
+def test_claims_about_its_models_are_shown_with_verdicts(own_root: Path) -> None:
+    with (own_root / "data" / "claims.csv").open("a") as file:
         file.write(
             "rank,ninformer,Table 2,ninformer-mnist,ninformer,accuracy,order,0.0082,fraction,,,,local-vit,higher,\n"
         )
-    record(root, "data/results.db")
-    with reading(Settings(root=root)) as client:
+    record(own_root, "data/results.db")
+    with reading(Settings(root=own_root)) as client:
         html = client.get("/experiments/ninformer-mnist").text
         verdict = client.get("/api/v1/claims/rank").json()["verdict"]
         assert 'id="claims-title"' not in client.get("/experiments/ninformer-cifar100").text

@@ -23,7 +23,7 @@ from stages.recording.builder import record
 from stages.results import Claim, JudgedClaim, VerdictRow
 from tests.project import REPOSITORY
 from tests.service.conftest import png, reading, serving
-from tests.service.results_factory import PAPER_ACCURACY, add_results, make_root
+from tests.service.results_factory import PAPER_ACCURACY, add_results
 
 
 class Page(HTMLParser):
@@ -163,11 +163,10 @@ def test_model_order_is_a_headline_only_for_full_runs(client: TestClient) -> Non
     assert "with one run each, this may be chance" in short
 
 
-def test_results_of_older_code_are_labelled(tmp_path: Path) -> None:
-    root = make_root(tmp_path)
-    add_results(root, "ninformer-cifar10", "smoke", "embedded", code={"stages.gone": "0" * 16})
-    record(root, "data/results.db")
-    with reading(Settings(root=root)) as client:
+def test_results_of_older_code_are_labelled(own_root: Path) -> None:
+    add_results(own_root, "ninformer-cifar10", "smoke", "embedded", code={"stages.gone": "0" * 16})
+    record(own_root, "data/results.db")
+    with reading(Settings(root=own_root)) as client:
         (comparison,) = client.get("/compare?dataset=cifar10").json()["comparisons"]
         assert [arm["changed_code"] for arm in comparison["arms"]] == [["stages.gone"]] * 4
         sentence = "measured with older code: stages.gone changed since"
@@ -201,25 +200,24 @@ def checked(client: TestClient, dataset: str) -> list[str]:
     return re.findall(r'name="checkpoint" value="([^"]+)" checked', client.get(f"/?dataset={dataset}").text)
 
 
-def test_form_preselects_the_default_models_of_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_form_preselects_the_default_models_of_predict(own_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first experiment also has real results, but weights only of placeholder models."""
-    root = make_root(tmp_path)
     index, protocol = (
-        (root / "params.yaml").read_text(encoding="utf-8"),
-        (root / "params" / "ninformer-cifar10.yaml").read_text(encoding="utf-8"),
+        (own_root / "params.yaml").read_text(encoding="utf-8"),
+        (own_root / "params" / "ninformer-cifar10.yaml").read_text(encoding="utf-8"),
     )
     own, other = "  ninformer-cifar10:", "  other-cifar10: {paper: ninformer, dataset: cifar10}\n"
-    (root / "params.yaml").write_text(index.replace(own, other + own), encoding="utf-8")
-    (root / "params" / "other-cifar10.yaml").write_text(
+    (own_root / "params.yaml").write_text(index.replace(own, other + own), encoding="utf-8")
+    (own_root / "params" / "other-cifar10.yaml").write_text(
         protocol.replace("batch_size: 128", "batch_size: 64"), encoding="utf-8"
     )
     monkeypatch.setitem(PAPER_ACCURACY, "other-cifar10", PAPER_ACCURACY["ninformer-cifar10"])
-    add_results(root, "other-cifar10", "smoke", "embedded")
-    for line in add_results(root, "other-cifar10", "quick", "subset", published="2026-11-01T10:00:00Z"):
-        shutil.rmtree(root / "data" / "runs" / "other-cifar10" / line.run_key)
-    add_results(root, "ninformer-cifar10", "quick", "subset", published="2026-11-01T10:00:00Z")
-    record(root, "data/results.db")
-    with serving(Settings(root=root)) as client:
+    add_results(own_root, "other-cifar10", "smoke", "embedded")
+    for line in add_results(own_root, "other-cifar10", "quick", "subset", published="2026-11-01T10:00:00Z"):
+        shutil.rmtree(own_root / "data" / "runs" / "other-cifar10" / line.run_key)
+    add_results(own_root, "ninformer-cifar10", "quick", "subset", published="2026-11-01T10:00:00Z")
+    record(own_root, "data/results.db")
+    with serving(Settings(root=own_root)) as client:
         models = client.post("/predict?dataset=cifar10", files={"file": png()}).json()["models"]
         assert checked(client, "cifar10") == [model["checkpoint"] for model in models]
         assert {model["experiment"] for model in models} == {"ninformer-cifar10"}

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy.orm import Session
 
 from service.database.queries import ServedCheckpoint
-from service.inference.choices import Choices
+from service.inference.engine import Choices
 from service.settings import Settings
 from service.slots import SessionPool, Slots
 from stages.checkpoint.predictor import load_predictor

@@ -1,22 +1,14 @@
-import dataclasses
-import hashlib
-import pickle
-import struct
 import time
 from pathlib import Path
 
 import pytest
-import safetensors.torch
-import torch
 
 from service.database.queries import ServedCheckpoint, list_checkpoints
 from service.inference.predictors import KEEP_SECONDS, PredictorCache, weight_bytes
 from service.inference.workers import Models
-from stages.checkpoint.contract import CheckpointError, InputContract
-from stages.checkpoint.predictor import Predictor, dump_checkpoint, load_predictor
-from stages.papers import build_model
+from stages.checkpoint.contract import CheckpointError
+from stages.checkpoint.predictor import Predictor, load_predictor
 from stages.results import open_results
-from stages.run import ModelSpec, canonical_json
 
 ARMS = ("vit", "mlp-mixer", "local-vit")
 
@@ -76,65 +68,6 @@ def test_model_beyond_the_budget_is_kept_alone(root: Path, served_checkpoints: d
     for arm in ARMS:
         cache.get(root / served_checkpoints[arm].path, served_checkpoints[arm].sha256)
     assert [arm for arm in ARMS if served_checkpoints[arm].sha256 in cache.loaded] == ["local-vit"]
-
-
-def contract(model: ModelSpec) -> InputContract:
-    return InputContract(
-        model=model,
-        shape=(1, 4, 4),
-        mean=(0.5,),
-        std=(0.5,),
-        classes=("a", "b"),
-        run_key="0" * 64,
-        dataset="mnist",
-        data_digest="0" * 64,
-    )
-
-
-def safetensors_naming(path: str) -> bytes:
-    """Make a well-formed file whose contract asks for `path`."""
-    fields = dataclasses.asdict(contract(ModelSpec(path=path, arguments={})))
-    return safetensors.torch.save({"w": torch.zeros(1)}, metadata={"claimcheck": canonical_json(fields)})
-
-
-def other_shapes() -> bytes:
-    arguments = {"in_features": 16, "depth": 2, "width": 3, "last_width": 3}
-    model = ModelSpec(path="stages.papers.dac.mlp:MLP", arguments=arguments)
-    wide = ModelSpec(path=model.path, arguments={**arguments, "width": 5, "last_width": 5})
-    return dump_checkpoint(build_model(wide), contract(model))
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (pickle.dumps({"w": [1.0]}), "not a safetensors file"),
-        (b"PK\x03\x04" + bytes(200), "not a safetensors file"),
-        (b"", "not a safetensors file"),
-        (b"\x00" * 7, "not a safetensors file"),
-        (struct.pack("<Q", 1 << 62) + b"{}", "not a safetensors file"),
-        (struct.pack("<Q", 100_000_000) + b"{" * 2_000_000, "not a safetensors file"),
-        (struct.pack("<Q", 4) + b"[1] ", "not a safetensors file"),
-        (struct.pack("<Q", 8) + b'{"a": 1}', "without our contract"),
-        (safetensors.torch.save({"w": torch.zeros(1)}), "without our contract"),
-        (safetensors.torch.save({"w": torch.zeros(1)}, metadata={"claimcheck": "{"}), "can't be read"),
-        (safetensors_naming("os:system"), "model path is 'os:system'"),
-        (safetensors_naming("stages.papers.dac.mlp:nn"), "model path is"),
-        (safetensors_naming("stages.papers.dac.mlp:MLP"), "missing argument"),
-        (other_shapes(), "weights don't fit"),
-    ],
-    ids=[
-        *("pickle", "zip", "empty", "short", "endless header", "huge header", "list header", "no metadata"),
-        *("no contract", "half a contract", "foreign code", "foreign name", "arguments missing", "other shapes"),
-    ],
-)
-def test_file_that_is_not_a_checkpoint_is_refused_regardless_of_name(
-    tmp_path: Path, content: bytes, words: str
-) -> None:
-    (tmp_path / "weights.safetensors").write_bytes(content)
-    cache = cache_of()
-    with pytest.raises(CheckpointError, match=words):
-        cache.get(tmp_path / "weights.safetensors", hashlib.sha256(content).hexdigest())
-    assert cache.size_bytes == 0
 
 
 def test_flipped_byte_changes_the_digest(

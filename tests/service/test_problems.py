@@ -19,7 +19,7 @@ from service.app import create_app
 from service.dependencies import _hold_slot, _session
 from service.http.caching import Exports
 from service.http.monitoring import Metrics
-from service.inference.choices import Choices
+from service.inference.engine import Choices
 from service.routes import export, inference, oip, reference
 from service.settings import Settings
 from service.slots import SessionPool

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -20,7 +21,6 @@ import pytest
 from stages.recording.builder import record
 from tests.polling import wait_until
 from tests.service.conftest import png
-from tests.service.results_factory import make_root
 from tests.service.running import Running, request, running
 
 pytestmark = pytest.mark.slow
@@ -36,10 +36,8 @@ HEADERS = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
 
 
 @pytest.fixture(scope="module")
-def own_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = make_root(tmp_path_factory.mktemp("server"))
-    record(root, "data/results.db")
-    return root
+def own_root(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(root, tmp_path_factory.mktemp("server") / "root"))
 
 
 @pytest.fixture(scope="module")

@@ -43,9 +43,8 @@ LIMITS = {
 
 @pytest.mark.slow(hours=True)
 @pytest.mark.timeout(SECONDS + 600)
-def test_mixed_load_gets_expected_answers_with_constant_memory(tmp_path: Path) -> None:
-    root = make_root(tmp_path)
-    record(root, "data/results.db")
+def test_mixed_load_gets_expected_answers_with_constant_memory(own_root: Path, tmp_path: Path) -> None:
+    root = own_root
     database = root / "data" / "results.db"
     with open_results(str(database))() as session:
         (gone,) = find_checkpoints(session, ["ninformer-cifar10.vit.0"])

@@ -1,16 +1,13 @@
-"""Write dac_loops.npz: equations 3, 4, 5 and 7 of the DAC paper as loops over plain numbers in float64.
+"""Equations 3, 4, 5 and 7 of the DAC paper as loops over plain numbers in float64, without our code or PyTorch.
 
-Origin: the printed equations with NumPy's random numbers and Python's arithmetic, without our code or PyTorch.
 Inputs are `<case>/x`, `weight`, `bias` and `upstream`; `<case>/output`, `grad_x`, `grad_weight` and `grad_bias` are the
-output and the gradients of sum(output · upstream). Run from the repository root: python tests/golden/make_dac_loops.py
+output and the gradients of sum(output · upstream).
 """
 
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 
-PATH = Path(__file__).with_name("dac_loops.npz")
 # name: (images, inputs, outputs, height, width, kernel, stride, padding, one bias per weight)
 CONVOLUTIONS = {
     "plain": (2, 3, 2, 5, 6, (3, 3), (1, 1), (1, 1), False),
@@ -70,7 +67,7 @@ def multi_bias(x: np.ndarray, w: np.ndarray, b: np.ndarray) -> dict[str, np.ndar
 
 def make_vectors() -> dict[str, np.ndarray]:
     draw = np.random.default_rng(0).normal
-    vectors = {"origin": np.array("the paper's equations as loops")}
+    vectors: dict[str, np.ndarray] = {}
 
     def store(case: str, **arrays: np.ndarray) -> None:
         vectors.update({f"{case}/{name}": array for name, array in arrays.items()})
@@ -87,7 +84,3 @@ def make_vectors() -> dict[str, np.ndarray]:
         store(case, x=x, weight=w, bias=b, upstream=up, stride=np.array(stride), padding=np.array(padding))
         store(case, **convolution(x, w, b, up, stride, padding))
     return vectors
-
-
-if __name__ == "__main__":
-    np.savez(PATH, **make_vectors())

@@ -1,7 +1,5 @@
-"""A sixth and a seventh paper: a table, a folder of pictures, models of other packages, from params to verdicts."""
+"""The tests of every paper also pass with a sixth one, on a table, and a seventh, on pictures with timm's models."""
 
-import hashlib
-import json
 import os
 import re
 import shutil
@@ -9,19 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
-from PIL import Image
 
-from stages.results import ClaimFilter, list_judged, open_results
 from tests.project import REPOSITORY, environment
 
 pytestmark = pytest.mark.slow
 
 BIN = Path(sys.executable).parent
-# Use this environment instead of one that make creates.
-MAKE = ["make", "--no-print-directory", f"BIN={BIN}", "READY="]
 RESULTS = re.compile(r"data/(evidence/.*jsonl|models/.*safetensors|registrations/.*json)")
 
 
@@ -61,7 +54,6 @@ flats-table1:
     split: {kind: fraction, fraction: 0.1, seed: 0}
     seeds: [0, 1, 2, 3, 4]
   arms:
-    linear: {role: baseline, title: linear, model: {name: "my_nets:Line"}}
     narrow: {role: baseline, title: 8 units, model: {name: Network, width: 8}}
     wide: {role: proposed, title: 32 units, model: {name: Network, width: 32}}
 pets-table1:
@@ -75,7 +67,6 @@ pets-table1:
     std: [0.25, 0.25, 0.25]
     seeds: [0, 1, 2, 3, 4]
   arms:
-    linear: {role: baseline, title: linear, model: {name: "my_nets:Linear"}}
     mixer:
       role: baseline
       title: MLP-Mixer
@@ -99,7 +90,7 @@ DATA = """
     licence: ours
     homepage: http://127.0.0.1/
     urls: []
-    files: [{name: flats.csv, sha256: TABLE}]
+    files: [{name: flats.csv, sha256: DIGEST}]
   pets:
     title: Pets
     reader: folder
@@ -110,31 +101,16 @@ DATA = """
     licence: ours
     homepage: http://127.0.0.1/
     urls: []
-    files: [{name: pictures/, sha256: PICTURES}]
-"""
-# Two baselines to a proposed model, whose error alone is printed.
+    files: [{name: pictures/, sha256: DIGEST}]
+""".replace("DIGEST", "ab" * 32)
+# Only the proposed models have a printed error.
 CLAIMS = """\
 flats.wide,flats,Table 1,flats-table1,wide,selected_log_mse,value,-3.5,,,nats,,0.1,0.1,3,,lower,,,,,
 flats.narrow,flats,Table 1,flats-table1,narrow,selected_log_mse,value,-3.0,,,nats,,0.1,,3,,lower,,,,,
-flats.linear,flats,Table 1,flats-table1,linear,selected_log_mse,value,-2.0,,,nats,,0.1,,3,,lower,,,,,
 flats.wide.narrow,flats,Table 1,flats-table1,wide,selected_log_mse,order,0.5,,,nats,,0.2,,3,narrow,lower,,,,,
-flats.wide.linear,flats,Table 1,flats-table1,wide,selected_log_mse,order,1.5,,,nats,,0.2,,3,linear,lower,,,,,
 pets.vit,pets,Table 1,pets-table1,vit,accuracy,value,0.95,,,fraction,,0.01,0.01,3,,higher,,,,,
 pets.mixer,pets,Table 1,pets-table1,mixer,accuracy,value,0.90,,,fraction,,0.01,,3,,higher,,,,,
-pets.linear,pets,Table 1,pets-table1,linear,accuracy,value,0.85,,,fraction,,0.01,,3,,higher,,,,,
 pets.vit.mixer,pets,Table 1,pets-table1,vit,accuracy,order,0.05,,,fraction,,0.02,,3,mixer,higher,,,,,
-pets.vit.linear,pets,Table 1,pets-table1,vit,accuracy,order,0.10,,,fraction,,0.02,,3,linear,higher,,,,,
-"""
-MY_NETS = """
-from torch import nn
-
-class Linear(nn.Sequential):
-    def __init__(self, image_size, num_classes):
-        super().__init__(nn.Flatten(), nn.Linear(3 * image_size**2, num_classes))
-
-class Line(nn.Linear):
-    def __init__(self, in_features):
-        super().__init__(in_features, 1)
 """
 PACKAGES = {
     "flats/__init__.py": """
@@ -170,42 +146,9 @@ Claim: a ViT.\"\"\"
 }
 
 
-def draw_pictures(folder: Path) -> str:
-    """Write a folder of pictures per class, and return its digest."""
-    lines, draw = [], np.random.default_rng(0)
-    for number in range(120):
-        name = f"pictures/{['cat', 'dog', 'eel'][number % 3]}/{number:03d}.png"
-        pixels = draw.integers(0, 120, (16, 16, 3), dtype=np.uint8)
-        pixels[..., number % 3] += 20
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(folder / name)
-        lines.append(f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n")
-    return hashlib.sha256("".join(sorted(lines, key=lambda line: line[66:])).encode()).hexdigest()
-
-
-def draw_table(path: Path) -> str:
-    """Write a table with a column of text, and return its digest."""
-    draw = np.random.default_rng(0)
-    rows = [
-        f"{area:.1f},{floor},{['Bern', 'Chur'][floor % 2]},{area / 50 + floor / 8:.3f}\n"
-        for area, floor in zip(draw.uniform(20, 200, 400), draw.integers(0, 9, 400), strict=True)
-    ]
-    path.parent.mkdir(parents=True)
-    path.write_text("".join(["area,floor,town,price\n", *rows]), encoding="utf-8")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def add_papers(project: Path) -> None:
     """A sixth paper, on a table, and a seventh, on pictures with other packages' networks."""
-    digests = {
-        "TABLE": draw_table(project / "data/downloads/flats/flats.csv"),
-        "PICTURES": draw_pictures(project / "data/downloads/pets"),
-    }
-    (project / "my_nets.py").write_text(MY_NETS, encoding="utf-8")
-    index, data = (project / "params.yaml").read_text(encoding="utf-8"), DATA
-    for name, digest in digests.items():
-        data = data.replace(name, digest)
-    index = index.replace("\ndatasets:\n", f"\ndatasets:{data}", 1)
+    index = (project / "params.yaml").read_text(encoding="utf-8").replace("\ndatasets:\n", f"\ndatasets:{DATA}", 1)
     for name, experiment in yaml.safe_load(PARAMS).items():
         paper = name.partition("-")[0]
         (project / "params" / f"{name}.yaml").write_text(yaml.safe_dump(experiment, sort_keys=False), encoding="utf-8")
@@ -223,40 +166,12 @@ def add_papers(project: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_group_brings_a_table_timm_models_and_a_folder_of_pictures(tmp_path: Path) -> None:
-    """Two baselines to a model, an error on one model only: from params to verdicts on data that params declare."""
+def test_papers_can_be_added_without_changing_a_test(tmp_path: Path) -> None:
     project = copy_project(tmp_path / "seven")
     add_papers(project)
-    run(project, *MAKE, "repro", "PROFILE=paper", "EXPERIMENTS=flats-table1 pets-table1")
-    results = [
-        json.loads(line)
-        for name in ("flats-table1", "pets-table1")
-        for line in (project / f"data/results/{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
-    assert len(results) == 30 and {line["data"]["provenance"] for line in results} == {"full"}
-    keyed = {
-        (line["experiment"], line["arm"]): {name for name in line["spec"]["code"] if not name.startswith("stages")}
-        for line in results
-    }
-    assert keyed == {
-        ("flats-table1", "linear"): {"my_nets"},
-        ("flats-table1", "narrow"): set(),
-        ("flats-table1", "wide"): set(),
-        ("pets-table1", "linear"): {"my_nets", "torchvision"},
-        ("pets-table1", "mixer"): {"timm", "torchvision"},
-        ("pets-table1", "vit"): {"timm", "torchvision"},
-    }
-    used = {line["arm"] for line in results if "timm" in line["environment"].get("packages", ())}
-    assert used == {"mixer", "vit"}
-    with open_results(str(project / "data/results.db"))() as session:
-        judged = [row for paper in ("flats", "pets") for row in list_judged(session, ClaimFilter(paper=paper))]
-    assert len(judged) == 10 and {row.verdict.n for row in judged} == {5}
-    assert all(row.verdict.status in (ORDERS if row.claim.kind == "order" else VALUES) for row in judged), judged
     run(project, str(BIN / "pytest"), "-q", *FOR_EVERY_PAPER)
 
 
-VALUES = ("reproduced", "not reproduced", "inconclusive", "undecidable at this margin")
-ORDERS = ("supported", "reversed", "unresolved")
 FOR_EVERY_PAPER = (
     "tests/test_claims.py",
     "tests/test_architecture.py",

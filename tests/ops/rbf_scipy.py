@@ -1,18 +1,9 @@
-"""Write rbf_scipy.npz: Mahalanobis distances of SciPy, kernels of scikit-learn, and HyperBF units built from them.
-
-Origin: SciPy's `cdist(metric="mahalanobis", VI=WᵀW)` and scikit-learn's `rbf_kernel` (versions inside), not our code.
-Run from the repository root: python tests/golden/make_rbf_scipy.py
-"""
-
-from pathlib import Path
+"""Mahalanobis distances of SciPy, kernels of scikit-learn, and HyperBF units built from them, not by our code."""
 
 import numpy as np
-import scipy
-import sklearn
 from scipy.spatial.distance import cdist
 from sklearn.metrics.pairwise import rbf_kernel
 
-PATH = Path(__file__).with_name("rbf_scipy.npz")
 SAMPLES, CENTERS, WIDTH, VALUES = 5, 7, 6, 3
 
 
@@ -29,7 +20,6 @@ def make_vectors() -> dict[str, np.ndarray]:
     factored = rbf_kernel(x @ w.T, t @ w.T, gamma=0.1)
     each = np.concatenate([rbf_kernel(x, t[i : i + 1], gamma=beta[i]) for i in range(CENTERS)], axis=1)
     return {
-        "origin": np.array(f"scipy {scipy.__version__}, scikit-learn {sklearn.__version__}"),
         "x": x,
         "t": t,
         "c": c,
@@ -43,7 +33,3 @@ def make_vectors() -> dict[str, np.ndarray]:
         "feedforward_normalised": each @ c / each.sum(axis=1, keepdims=True),
         "feedforward_laplacian": laplacian @ c,
     }
-
-
-if __name__ == "__main__":
-    np.savez(PATH, **make_vectors())
