@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -265,8 +266,15 @@ async def _warm_up(app: FastAPI) -> None:
     """
     parts: AppState = app.state.claimcheck
     served: list[queries.ServedCheckpoint] = []
+
+    def load_for_pages() -> None:
+        import_module("scipy.special")  # imported at its first use
+        for name in parts.templates.env.list_templates(["html"]):
+            parts.templates.get_template(name)
+
     try:
         await run_in_threadpool(app.openapi)  # slow, and no client should wait for it
+        await run_in_threadpool(load_for_pages)
         served = await parts.asking.ask(queries.list_checkpoints)
         served.sort(key=lambda checkpoint: (checkpoint.is_stand_in, checkpoint.size_bytes))
         if served:

@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": {*("run", "device", "runs", "params", "datasets", "training", "papers", "checkpoint")},
     "scheduling": {"run", "faults", "device", "runs", "params", "datasets", "evaluation"},
     "results": {"faults", "rules", "runs", "verdicts"},
-    "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts"},
+    "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts", "texts"},
     "recording": {"run", "faults", "runs", "params", "papers", "datasets", "claims", "results", "verdicts"},
     "upkeep": {
         *("run", "faults", "citation", "device", "ops", "runs", "params", "datasets", "training", "checkpoint"),

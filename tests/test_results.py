@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -59,6 +59,21 @@ def only(root: Path, **filters: str):
 def test_t_interval_equals_a_hand_calculation() -> None:
     # half = 4.302653 / sqrt(3)
     assert t_interval(2.0, 1.0, 3) == pytest.approx((2 - 2.484138, 2 + 2.484138), abs=1e-6)
+
+
+def test_models_are_compared_without_loading_whole_results(root: Path) -> None:
+    """Results have long specs and environments, so a page would take twice as long with them."""
+    loaded: list[Result] = []
+
+    def note(result: Result, _context: object) -> None:
+        loaded.append(result)
+
+    event.listen(Result, "load", note)
+    try:
+        assert any(arm.run_keys for arm in only(root, experiment="ninformer-mnist").arms)
+    finally:
+        event.remove(Result, "load", note)
+    assert not loaded
 
 
 def test_wilson_interval_equals_a_hand_calculation() -> None:

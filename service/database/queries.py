@@ -414,11 +414,6 @@ def tally_claims(session: Session, wanted: ClaimFilter) -> list[Tally]:
     return [counts for counts in tally(session, wanted) if wanted.paper in (None, counts.paper)]
 
 
-def tally_of(session: Session, paper: str) -> Tally | None:
-    """Return the counts of one paper; None if it has no claims."""
-    return next(iter(tally_claims(session, ClaimFilter(paper=paper))), None)
-
-
 def list_deviations(session: Session, paper: str) -> Sequence[DeviationRow]:
     """Return the deviations from a paper, ordered by position."""
     query = select(DeviationRow).where(DeviationRow.paper == paper).order_by(DeviationRow.position)

@@ -104,9 +104,9 @@ def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str | None, pr
     return _entry(record.claim.id, title, note, url, dated(record), project)
 
 
-def bibtex_paper(paper: Paper, tally: Tally | None, address: str | None, content: str, project: Project) -> str:
+def bibtex_paper(paper: Paper, tally: Tally, address: str | None, content: str, project: Project) -> str:
     """Return an entry for all verdicts on a paper, with their counts and the digest of all results."""
-    counts = f"{tally.plainly} hold, {tally.against} fail, {tally.waiting} are not tested yet" if tally else "no claim"
+    counts = f"{tally.plainly} hold, {tally.against} fail, {tally.waiting} are not tested yet"
     url = address and f"{address.rstrip('/')}/papers/{paper.name}"
     return _entry(paper.name, f"Claims of “{paper.title}”", f"{counts}; results {content[:DIGITS]}", url, None, project)
 
@@ -293,7 +293,7 @@ def claim_badge(record: ClaimRecord, side: str) -> str:
     return badge("claim", [(", ".join(filter(None, parts)), COLOURS[side])])
 
 
-def paper_badge(tally: Tally | None) -> str:
+def paper_badge(tally: Tally) -> str:
     """Count verdicts as the front page does, as "36 hold, 2 fail, 15 open, 121 not tested", each in its colour."""
     words = {
         Word.HOLDS: ("hold", "holds", "for"),
@@ -303,7 +303,7 @@ def paper_badge(tally: Tally | None) -> str:
     }
     parts = [
         (f"{number} {words[word][number == 1]}", COLOURS[words[word][2]])
-        for word, number in (tally.by_word if tally else {}).items()
+        for word, number in tally.by_word.items()
         if number
     ]
     return badge("claims", parts or [("none can be decided here", COLOURS["waiting"])])

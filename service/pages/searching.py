@@ -77,14 +77,23 @@ class Words:
         self._known |= {
             "".join(_split(text)): "".join(_split(term)) for term, spellings in rows for text in (term, *spellings)
         }
+        self._starts = {joined[:end] for joined in self._known for end in range(1, len(joined) + 1)}
 
     def __call__(self, text: str) -> list[str]:
-        found, words, start = [], _split(text), 0
+        return self.join(_split(text))
+
+    def join(self, words: Sequence[str]) -> list[str]:
+        """Replace the words of each name by one word."""
+        found, start = [], 0
         while start < len(words):
-            sizes = range(min(LONGEST, len(words) - start), 0, -1)
-            size = next((size for size in sizes if "".join(words[start : start + size]) in self._known), 1)
-            joined = "".join(words[start : start + size])
-            found.append(self._known.get(joined, joined))
+            text, name, size = "", words[start], 1
+            for number, word in enumerate(words[start : start + LONGEST], start=1):
+                text += word
+                if text in self._known:
+                    name, size = self._known[text], number
+                elif text not in self._starts:
+                    break
+            found.append(name)
             start += size
         return found
 
@@ -144,7 +153,7 @@ class ClaimIndex:
             name,
             " ".join(filter(None, parts)),
         )
-        return [" ".join(dict.fromkeys([*self._words(text), *_split(text)])) for text in columns]
+        return [" ".join(dict.fromkeys([*self._words.join(words), *words])) for words in map(_split, columns)]
 
     def find(self, asked: str, judged: Sequence[JudgedClaim]) -> Found:
         """Select the claims of `judged` that match the query `asked`."""

@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 
 from service.database import queries
 from service.database.comparing import first_of_each_dataset, list_behind
-from service.database.queries import lacking_test_images, list_deviations, list_mentioned, tally_of
+from service.database.queries import lacking_test_images, list_deviations, list_mentioned
 from service.dependencies import Compare, ResultsSession, app_state_of, render_page, site_of
 from service.http.errors import declared
 from service.pages import charts, citing, concluding, models, opening, plots, printed, repository, searching, wording
@@ -81,8 +81,8 @@ def show_paper(
 ) -> Response:
     """Show a paper's claims with their verdicts, grouped by the paper's tables and sections."""
     paper = queries.find_paper(session, name)
-    counts = tally_of(session, name)
     every = list_judged(session, ClaimFilter(paper=name))
+    counts = next(one for one in tally_rows(session, [(row.claim, row.verdict) for row in every]) if one.paper == name)
     judged = [row for row in every if wording.has_word(row, verdict)]
     parts = printed.take_apart(judged)
     groups = {**parts.results, COMPUTED: parts.computed, "counted": parts.counted, "settings": parts.settings}
@@ -96,11 +96,11 @@ def show_paper(
         "paper.html",
         paper=paper,
         tally=counts,
-        before_use=[*paper.before_use, *(filter(None, [opening.describe_open(counts)]) if counts else [])],
+        before_use=[*paper.before_use, *filter(None, [opening.describe_open(counts)])],
         words=Counter(wording.word_of(row) for row in every),
-        prospects=opening.prospects(counts.outlook) if counts else "",
-        discoveries=opening.describe_discoveries(counts) if counts else "",
-        grounds=opening.by_ground([counts]) if counts else [],
+        prospects=opening.prospects(counts.outlook),
+        discoveries=opening.describe_discoveries(counts),
+        grounds=opening.by_ground([counts]),
         families=list_families(session, paper=name),
         parts_of=parts,
         groups={place: printed.lay_out(rows, titles, arms) for place, rows in parts.results.items()},
@@ -110,7 +110,7 @@ def show_paper(
             "settings": wording.count_verdicts(parts.settings),
         },
         computed=COMPUTED,
-        errors={place: wording.shared_errors(rows, counts) for place, rows in groups.items()} if counts else {},
+        errors={place: wording.shared_errors(rows, counts) for place, rows in groups.items()},
         names=names,
         error_counts=printed.count_errors(every),
         looks=looks,
@@ -183,17 +183,18 @@ def search_claims(
     titles, arms = wording.titles_of(session)
     names = {row.claim.id: wording.name_claim(row, titles, arms) for row in everything}
     papers = {paper.name: paper for paper in queries.list_papers(session)}
-    known, content = app_state_of(request).indexes, request.scope["state"]["content"]
-    if content not in known:
-        index = searching.ClaimIndex(
-            everything, names, arms, {name: paper.title for name, paper in papers.items()}, titles
-        )
-        known.clear()  # drop the index of a replaced database
-        known[content] = index
-    ordered = sorted(
-        judged, key=lambda row: GROUNDS.index(row.verdict.basis) if wording.is_decided(row.verdict.status) else 9
-    )
-    found = known[content].find(q, judged) if q.strip() else searching.Found(ordered, True, [], [])
+    if q.strip():
+        known, content = app_state_of(request).indexes, request.scope["state"]["content"]
+        if content not in known:
+            index = searching.ClaimIndex(
+                everything, names, arms, {name: paper.title for name, paper in papers.items()}, titles
+            )
+            known.clear()  # drop the index of a replaced database
+            known[content] = index
+        found = known[content].find(q, judged)
+    else:
+        judged.sort(key=lambda row: GROUNDS.index(row.verdict.basis) if wording.is_decided(row.verdict.status) else 9)
+        found = searching.Found(judged, True, [], [])
     groups: dict[str, list[JudgedClaim]] = {}
     listed = searching.sort_claims(found.claims, sort, names, is_reversed=reverse) if sort else found.claims
     for row in listed[CLAIMS_PER_PAGE * (page - 1) : CLAIMS_PER_PAGE * page]:
@@ -322,6 +323,5 @@ def show_claim_badge(claim_id: str, session: ResultsSession) -> Response:
 @router.get("/papers/{name}/badge.svg", responses=declared(404))
 def show_paper_badge(name: str, session: ResultsSession) -> Response:
     """Return a badge for a README that counts a paper's decided claims."""
-    paper = queries.find_paper(session, name).name
-    counts = tally_of(session, paper)
+    (counts,) = queries.tally_claims(session, ClaimFilter(paper=name))
     return Response(citing.paper_badge(counts), media_type="image/svg+xml")

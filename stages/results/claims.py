@@ -189,21 +189,21 @@ def list_judged(
 
 def _judged(session: Session, query: Select[Claim, VerdictRow]) -> list[JudgedClaim]:
     rows = session.execute(query).all()
-    ids = [row.Claim.id for row in rows]
+    within = query.with_only_columns(Claim.id)
     # results determine which networks are pairs
-    paired = [row.Claim.id for row in rows if (scope := row.VerdictRow.scope) and scope["planned_pairs"] is None]
+    paired = [claim.id for claim, verdict in rows if (scope := verdict.scope) and scope["planned_pairs"] is None]
     places = _by_claim(
         session,
         select(ClaimExperiment.claim, ExperimentRow.name, ExperimentRow.dataset)
         .join(ExperimentRow, ExperimentRow.name == ClaimExperiment.experiment)
-        .where(ClaimExperiment.claim.in_(ids))
+        .where(ClaimExperiment.claim.in_(within))
         .order_by(ExperimentRow.position),
     )
     choices = _by_claim(
         session,
         select(ClaimDeviation.claim, DeviationRow.in_titles)
         .join(DeviationRow, DeviationRow.id == ClaimDeviation.deviation)
-        .where(ClaimDeviation.claim.in_(ids), DeviationRow.in_titles.is_not(None))
+        .where(ClaimDeviation.claim.in_(within), DeviationRow.in_titles.is_not(None))
         .order_by(DeviationRow.position),
     )
     sizes = _by_claim(
@@ -216,14 +216,14 @@ def _judged(session: Session, query: Select[Claim, VerdictRow]) -> list[JudgedCl
     )
     return [
         JudgedClaim(
-            claim=row.Claim,
-            verdict=row.VerdictRow,
-            experiments=tuple(name for name, _ in places[row.Claim.id]),
-            datasets=tuple(dict.fromkeys(dataset for _, dataset in places[row.Claim.id])),
-            choices=tuple(choice for (choice,) in choices[row.Claim.id]),
-            sizes=tuple(round(size) for (size,) in sizes[row.Claim.id]),
+            claim=claim,
+            verdict=verdict,
+            experiments=tuple(name for name, _ in places[claim.id]),
+            datasets=tuple(dict.fromkeys(dataset for _, dataset in places[claim.id])),
+            choices=tuple(choice for (choice,) in choices[claim.id]),
+            sizes=tuple(round(size) for (size,) in sizes[claim.id]),
         )
-        for row in rows
+        for claim, verdict in rows
     ]
 
 

@@ -14,11 +14,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import attrgetter
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session, defer, joinedload, selectinload
+from sqlalchemy import JSON, ColumnElement, Select, func, select, type_coerce
+from sqlalchemy.orm import Session, aliased, selectinload
 
 from stages.results import tables
 from stages.results.claims import TAIL, arm_verdicts, gain_between
@@ -56,27 +57,73 @@ from stages.runs.evidence import Provenance
 from stages.verdicts.intervals import t_quantile, wilson
 from stages.verdicts.metrics import METRICS, MetricInfo
 
-COST_OF_EVERY_ARM = ("parameters", "flops_per_image")
-_TIMING = ("batch_size", "warmup", "repeats", "device", "threads")
-"""Columns `latency_…` of a cost that describe how it was timed."""
-_READ = (
-    *(defer(column, raiseload=True) for column in (tables.Result.spec, tables.Result.environment)),
-    joinedload(tables.Result.cost).defer(tables.Cost.epoch_seconds, raiseload=True),
+
+class Run(NamedTuple):
+    """Columns of a result and of its cost, published `revision`, parameters and operations; None without a value."""
+
+    id: int
+    run_key: str
+    experiment: str
+    arm: str
+    replicate: int
+    source: str
+    machine_digest: str
+    status: str
+    profile: str
+    provenance: Provenance
+    cut: str
+    conditions: str
+    group_position: int
+    test_images: int
+    excluded_test_images: int
+    train_seconds: float | None
+    train_tokens_per_second: float | None
+    peak_memory_bytes: int | None
+    latency_seconds_per_sample: float | None
+    latency_batch_size: int | None
+    latency_warmup: int | None
+    latency_repeats: int | None
+    latency_device: str | None
+    latency_threads: int | None
+    revision: str | None
+    parameters: float | None
+    flops_per_image: float | None
+
+
+_TIMING = ("latency_batch_size", "latency_warmup", "latency_repeats", "latency_device", "latency_threads")
+"""Columns of a cost that describe how it was timed."""
+_MADE = attrgetter("machine_digest", "revision")
+_TIMED = attrgetter("machine_digest", "revision", *_TIMING)
+_COUNTED = attrgetter(
+    "parameters", "flops_per_image", "train_seconds", "peak_memory_bytes", "latency_seconds_per_sample"
 )
-"""How results are read: with their cost, without their longest columns."""
+
+
+def _select_runs(*conditions: ColumnElement[bool]) -> Select[Any]:
+    """Select the columns of `Run`."""
+    parameters, operations = aliased(tables.Metric), aliased(tables.Metric)
+    *names, _, _, _ = Run._fields
+    columns = [getattr(tables.Cost if hasattr(tables.Cost, name) else tables.Result, name) for name in names]
+    revision = type_coerce(tables.Result.origin, JSON)["revision"].as_string()
+    query = select(*columns, revision, parameters.value, operations.value).outerjoin(tables.Result.cost)
+    for name, metric in (("parameters", parameters), ("flops_per_image", operations)):
+        query = query.outerjoin(metric, (metric.result_id == tables.Result.id) & (metric.metric == name))
+    return query.where(*conditions).order_by(tables.Result.group_position, tables.Result.id)
 
 
 @dataclass(frozen=True)
 class ComparisonRows:
     """The rows behind comparisons: selected results by experiment, the strongest group first.
 
-    `numbers` are value and samples of the metrics by result and (metric, split).
+    `numbers` are value and samples of the metrics by (metric, split) and result.  `changed` is the code that changed
+    since a result was measured.
     `claims` are printed values by (metric, experiment, arm), `gains` printed differences between two arms.  `wholes`
     are metrics of arms as wholes by (metric, experiment, arm, profile, conditions).
     """
 
-    runs: Mapping[str, list[tables.Result]]
-    numbers: Mapping[int, Mapping[tuple[str, str], tuple[float, int | None]]]
+    runs: Mapping[str, list[Run]]
+    numbers: Mapping[tuple[str, str | None], Mapping[int, tuple[float, int | None]]]
+    changed: Mapping[int, list[str]]
     claims: Mapping[tuple[str, str, str], tables.Claim]
     gains: Mapping[tuple[str, str, str], tables.Claim]
     wholes: Mapping[tuple[str, str, str, str, str], tables.ArmMetricRow]
@@ -109,22 +156,23 @@ def load_facts(
     selected = tables.Result.experiment.in_(experiments) & tables.Result.is_selected
     if arms is not None:
         selected &= tables.Result.arm.in_(arms)
-    runs = defaultdict[str, list[tables.Result]](list)
-    in_order = select(tables.Result).where(selected).order_by(tables.Result.group_position, tables.Result.id)
-    for result in session.scalars(in_order.options(*_READ)):
-        runs[result.experiment].append(result)
-    numbers = defaultdict[int, dict[tuple[str, str], tuple[float, int | None]]](dict)
-    row = tables.Metric
-    measured = select(row.result_id, row.metric, row.split, row.value, row.n).join(tables.Result).where(selected)
-    for run, name, split, value, n in session.execute(measured.where(row.metric.in_({*COST_OF_EVERY_ARM, *metrics}))):
-        numbers[run][name, split] = value, n
+    row, result, connection = tables.Metric, tables.Result, session.connection()  # faster than the ORM for plain rows
+    runs = defaultdict[str, list[Run]](list)
+    for run in map(Run._make, connection.execute(_select_runs(selected)).all()):
+        runs[run.experiment].append(run)
+    numbers = defaultdict[tuple[str, str | None], dict[int, tuple[float, int | None]]](dict)
+    measured = select(row.result_id, row.metric, row.split, row.value, row.n).join(result).where(selected)
+    for number, name, split, value, n in connection.execute(measured.where(row.metric.in_(metrics))).all():
+        numbers[name, split][number] = value, n
+    changed = select(result.id, result.changed_code).where(selected, func.json_array_length(result.changed_code) > 0)
     checkpoints = defaultdict[int, list[str]](list)
     held = select(tables.Checkpoint.id, tables.Checkpoint.result_id).join(tables.Result).where(selected)
-    for checkpoint, run in session.execute(held.order_by(tables.Checkpoint.position)):
-        checkpoints[run].append(checkpoint)
+    for checkpoint, number in session.execute(held.order_by(tables.Checkpoint.position)):
+        checkpoints[number].append(checkpoint)
     return ComparisonRows(
         runs=runs,
         numbers=numbers,
+        changed=dict(session.execute(changed).all()),
         claims=printed["value"],
         gains=printed["difference"],
         wholes={
@@ -168,27 +216,26 @@ def t_interval(mean: float, std: float, n: int) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def values_of(results: Sequence[tables.Result], metric: MetricInfo, facts: ComparisonRows) -> dict[int, float]:
+def values_of(runs: Sequence[Run], metric: MetricInfo, facts: ComparisonRows) -> dict[int, float]:
     """Values by replicate; for a metric of the arm as a whole, each fold's share of it."""
     if metric.of_arm:
-        whole = _whole(results, metric, facts)
+        whole = _whole(runs, metric, facts)
         return dict(whole.shares) if whole else {}
     if metric.split is None:
-        costs = {result.replicate: getattr(result.cost, COST_COLUMNS[metric.name], None) for result in results}
+        costs = {run.replicate: getattr(run, COST_COLUMNS[metric.name]) for run in runs}
         return {replicate: float(value) for replicate, value in costs.items() if value is not None}
-    key = metric.name, metric.split
-    numbers = ((result.replicate, facts.numbers[result.id].get(key)) for result in results)
-    return {replicate: number[0] for replicate, number in numbers if number is not None}
+    numbers = facts.numbers.get((metric.name, metric.split), {})
+    return {run.replicate: numbers[run.id][0] for run in runs if run.id in numbers}
 
 
-def _whole(results: Sequence[tables.Result], metric: MetricInfo, facts: ComparisonRows) -> tables.ArmMetricRow | None:
-    if not results:
+def _whole(runs: Sequence[Run], metric: MetricInfo, facts: ComparisonRows) -> tables.ArmMetricRow | None:
+    if not runs:
         return None
-    first = results[0]
+    first = runs[0]
     return facts.wholes.get((metric.name, first.experiment, first.arm, first.profile, first.conditions))
 
 
-def estimate(results: Sequence[tables.Result], metric: MetricInfo, facts: ComparisonRows) -> Estimate | None:
+def estimate(results: Sequence[Run], metric: MetricInfo, facts: ComparisonRows) -> Estimate | None:
     """Estimate the metric of one arm from its `results` under equal conditions; None if none of them has it."""
     by_replicate = values_of(results, metric, facts)
     values, whole = list(by_replicate.values()), _whole(results, metric, facts) if metric.of_arm else None
@@ -198,7 +245,7 @@ def estimate(results: Sequence[tables.Result], metric: MetricInfo, facts: Compar
     n_test = std = low = high = population = None
     if metric.split is not None:  # numbers of test samples behind the values
         key = metric.name, metric.split
-        sizes = (result.test_images if metric.of_arm else facts.numbers[result.id][key][1] for result in measured)
+        sizes = (result.test_images if metric.of_arm else facts.numbers[key][result.id][1] for result in measured)
         n_test = min((n for n in sizes if n is not None), default=None)
     if len(values) >= 2:
         std = stdev(values)
@@ -221,7 +268,7 @@ def estimate(results: Sequence[tables.Result], metric: MetricInfo, facts: Compar
     )
 
 
-def why_none(by_arm: Mapping[str, Sequence[tables.Result]], arm: str, metric: MetricInfo, asked: str) -> str:
+def why_none(by_arm: Mapping[str, Sequence[Run]], arm: str, metric: MetricInfo, asked: str) -> str:
     """Explain why an arm has no number of ours.  `by_arm` are all results shown, `asked` is the filter."""
     mine = by_arm.get(arm, ())
     if not by_arm:
@@ -261,7 +308,7 @@ class Question:
     metric: str | None = None
     provenance: Provenance | None = None
 
-    def fits(self, result: tables.Result) -> bool:
+    def fits(self, result: Run) -> bool:
         return self.profile in (None, result.profile) and self.provenance in (None, result.provenance)
 
     @property
@@ -339,7 +386,7 @@ def _compare_experiment(
     group = next(several, next(iter(fitting), []))
     first = group[0] if group else None
     metric = next(
-        (item for item in metrics if any((item.name, item.split) in facts.numbers[result.id] for result in group)),
+        (item for item in metrics if any(run.id in facts.numbers.get((item.name, item.split), ()) for run in group)),
         metrics[0],
     )
     shown = {result.arm for result in group} | {arm for _, name, arm in facts.claims if name == experiment.name}
@@ -391,14 +438,15 @@ class ArmTable:
     """Results of one experiment under equal conditions, by arm, to be compared with the paper's in one metric."""
 
     experiment: tables.ExperimentRow
-    results: Mapping[str, Sequence[tables.Result]]
+    results: Mapping[str, Sequence[Run]]
     facts: ComparisonRows
     metric: MetricInfo
     asked: str
 
-    def real(self, arm: str | None) -> list[tables.Result]:
-        """Return an arm's results on real data."""
-        return [result for result in self.results.get(arm or "", ()) if result.provenance != "embedded"]
+    def real(self, arm: str | None) -> Sequence[Run]:
+        """Return an arm's results on real data; those under equal conditions have one provenance."""
+        runs = self.results.get(arm or "", ())
+        return () if runs and runs[0].provenance == "embedded" else runs
 
     def compare(self, arm: tables.ArmRow) -> ArmComparison:
         facts, metric, mine = self.facts, self.metric, self.results.get(arm.name, ())
@@ -423,11 +471,11 @@ class ArmTable:
             ratio=self._ratio(arm, metric) if is_cost else None,
             rank_ours=None,
             rank_printed=None,
-            cost=_cost(mine, self._ratio(arm, METRICS["inference_time"]), facts),
+            cost=_cost(mine, self._ratio(arm, METRICS["inference_time"])),
             checkpoints=tuple(name for result in mine for name in facts.checkpoints.get(result.id, [])),
             run_keys=tuple(result.run_key for result in mine),
             sources=tuple(sorted({result.source for result in mine})),
-            changed_code=tuple(sorted({name for result in mine for name in result.changed_code})),
+            changed_code=tuple(sorted({name for result in mine for name in facts.changed.get(result.id, ())})),
             verdicts=facts.verdicts.get((self.experiment.name, arm.name), ()),
         )
 
@@ -450,7 +498,10 @@ class ArmTable:
         mine, theirs = self.real(arm.name), self.real(arm.against)
         if metric.name == "inference_time":
             mine, theirs = _timed(mine), _timed(theirs)
-        same = len({_stopwatch(result, metric) for result in (*mine, *theirs)}) == 1
+        # The machine, revision and timing method of both costs must be equal: code that a run key leaves out because it
+        # changes no result can still change times.
+        stopwatch = _TIMED if metric.name == "inference_time" else _MADE
+        same = len({*map(stopwatch, mine), *map(stopwatch, theirs)}) == 1
         values, reference = (list(values_of(side, metric, self.facts).values()) for side in (mine, theirs))
         claims = [self.facts.claims.get((metric.name, self.experiment.name, name)) for name in (arm.name, arm.against)]
         printed = [claim.value for claim in claims if claim is not None and claim.value]
@@ -468,29 +519,16 @@ def _printed(claim: tables.Claim | None) -> Printed | None:
     return Printed(claim=claim.id, **{name: getattr(claim, name) for name in same})
 
 
-def _timed(results: Sequence[tables.Result]) -> list[tables.Result]:
-    """Return the results with an inference time, because only one replicate of an arm is timed."""
-    return [result for result in results if result.cost and result.cost.latency_seconds_per_sample is not None]
+def _timed(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs with an inference time, because only one replicate of an arm is timed."""
+    return [run for run in runs if run.latency_seconds_per_sample is not None]
 
 
-def _stopwatch(result: tables.Result, metric: MetricInfo) -> tuple[object, ...]:
-    """Return the machine, published revision and timing method, which must be equal for two costs to be divided.
-
-    Code that a run key leaves out because it changes no result can still change times.
-    """
-    made, cost = (result.machine_digest, (result.origin or {}).get("revision")), result.cost
-    if metric.name != "inference_time" or cost is None:
-        return made
-    return (*made, *(getattr(cost, f"latency_{name}") for name in _TIMING))
-
-
-def _cost(mine: Sequence[tables.Result], latency: Ratio | None, facts: ComparisonRows) -> CostSummary:
-    counted = ("parameters", "flops_per_image", "train_seconds", "peak_memory_bytes", "inference_time")
-    parameters, flops, train, memory, seconds = (
-        list(values_of(mine, METRICS[name], facts).values()) for name in counted
-    )
-    timed = next((result.cost for result in _timed(mine)), None)
-    method = {f"latency_{name}": getattr(timed, f"latency_{name}") if timed else None for name in _TIMING}
+def _cost(mine: Sequence[Run], latency: Ratio | None) -> CostSummary:
+    columns = zip(*map(_COUNTED, mine), strict=True) if mine else [()] * 5
+    parameters, flops, train, memory, seconds = ([value for value in column if value is not None] for column in columns)
+    timed = next(iter(_timed(mine)), None)
+    method = {name: getattr(timed, name) if timed else None for name in _TIMING}
     return CostSummary(
         train_seconds=fmean(train) if train else None,
         parameters=int(parameters[0]) if parameters else None,

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pydantic import TypeAdapter
+from pydantic_core import from_json
 from sqlalchemy import Connection, Engine, create_engine, event, insert, select, text
 from sqlalchemy.engine import ExceptionContext, make_url
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
@@ -149,7 +150,7 @@ def _refuse_damaged(context: ExceptionContext) -> None:
 
 def _parse_json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return from_json(text)  # in half the time of `json`
     except ValueError as error:
         raise damaged(error) from None
 

@@ -59,6 +59,10 @@ class JSONOf(TypeDecorator):
 SCHEMA_VERSION = 23
 
 
+_IN_KEY_ORDER = {"sqlite_with_rowid": False}
+"""For tables with many short rows: SQLite keeps them in their primary key alone, not in a table and an index."""
+
+
 class Base(DeclarativeBase):
     type_annotation_map: ClassVar[dict[Any, Any]] = {
         float: Double,
@@ -226,6 +230,7 @@ class Metric(Base):
     """One number of a result; `n` counts the samples behind it."""
 
     __tablename__ = "metrics"
+    __table_args__ = _IN_KEY_ORDER
     result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), primary_key=True)
     metric: Mapped[str] = mapped_column(primary_key=True)
     split: Mapped[str] = mapped_column(primary_key=True)
@@ -258,6 +263,7 @@ class Epoch(Base):
     """One point of a result's curves."""
 
     __tablename__ = "epochs"
+    __table_args__ = _IN_KEY_ORDER
     result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), primary_key=True)
     epoch: Mapped[int] = mapped_column(primary_key=True)
     steps: Mapped[int]
@@ -302,7 +308,7 @@ class ObservationRow(Base):
     """A number from inside a network, such as the width of a kernel, which is undefined if its β became negative."""
 
     __tablename__ = "observations"
-    __table_args__ = (Index("observations_by_quantity", "quantity", "result_id"),)
+    __table_args__ = (Index("observations_by_quantity", "quantity", "result_id"), _IN_KEY_ORDER)
     result_id: Mapped[int] = mapped_column(ForeignKey("results.id"), primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     quantity: Mapped[str]
@@ -467,6 +473,7 @@ class VerdictRun(Base):
     """
 
     __tablename__ = "verdict_runs"
+    __table_args__ = _IN_KEY_ORDER
     claim: Mapped[str] = mapped_column(ForeignKey("verdicts.claim"), primary_key=True)
     position: Mapped[int] = mapped_column(primary_key=True)
     side: Mapped[str]

@@ -13,10 +13,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from stages.results.claims import CLAIMS
-from stages.results.comparison import ComparisonRows, load_facts, printed_metrics, values_of
+from stages.results.comparison import ComparisonRows, Run, load_facts, printed_metrics, values_of
 from stages.results.database import UnknownArm, known_metrics, read_rules
 from stages.results.estimates import FIRST_METRICS, Measured, cut_of_each
-from stages.results.tables import ArmRow, Array, Claim, Dataset, ExperimentRow, Result, VerdictRow
+from stages.results.tables import ArmRow, Array, Claim, Dataset, ExperimentRow, VerdictRow
 from stages.rules import Rules
 from stages.runs.evidence import unpack_correct
 from stages.verdicts import (
@@ -36,7 +36,7 @@ from stages.verdicts.power import least_detected
 from stages.verdicts.value import Pairing
 
 Model = tuple[ExperimentRow, ArmRow]
-Runs = Sequence[Result]
+Runs = Sequence[Run]
 
 
 class SameModel(ValueError):
@@ -194,7 +194,7 @@ def _cut(runs: Runs) -> str:
     return cut_of_each(runs[0].cut) if runs else ""
 
 
-def _decides(run: Result, rules: Rules) -> bool:
+def _decides(run: Run, rules: Rules) -> bool:
     level = evidence_level_of(profile=run.profile, provenance=run.provenance, share=0.0, rules=rules)
     return level is EvidenceLevel.DECIDES
 

@@ -20,6 +20,7 @@ from service.app import create_app
 from service.pages.citing import COLOURS, badge, paper_badge
 from service.pages.formats import is_web_address
 from service.settings import Settings
+from stages.results import ClaimFilter, tally
 from tests.service.conftest import reading
 from tests.service.results_factory import REPOSITORY
 
@@ -141,7 +142,9 @@ def test_badges_show_the_verdict_and_are_valid_svg(client: TestClient) -> None:
     fills = re.findall(r'<rect x="[^"]+" width="\d+" height="22" fill="([^"]+)"', paper)
     sides = [side for number, side in zip(parts, ("for", "against", "open", "waiting"), strict=True) if number]
     assert fills[1:] == [COLOURS[side] for side in sides], "each part has its own colour"
-    assert paper_badge(None).count("<rect x=") == 2
+    with client.app.state.claimcheck.reading.sessions() as session:  # type: ignore[attr-defined]
+        nothing = tally(session, ClaimFilter(experiment="none"))[0]
+    assert paper_badge(nothing).count("<rect x=") == 2
     for address in ("/claims/x/badge.svg", "/papers/x/badge.svg"):
         assert client.get(address).status_code == 404
     ElementTree.fromstring(badge("a<b", [('c&d"', "#000")]))
