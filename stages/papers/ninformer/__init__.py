@@ -11,9 +11,10 @@ PositionedViT's.  Models return logits: the softmax of step 6 is in the loss and
 docs/papers/ninformer.md explains each deviation from the text and the authors' code.
 """
 
-from stages.papers.ninformer.local_vit import LocalViT, SeparableLocalViT, SqueezeExciteLocalViT
+from stages.papers.ninformer.local_vit import LocalViT, SqueezeExciteLocalViT
 from stages.papers.ninformer.mlp_mixer import MLPMixer
 from stages.papers.ninformer.ninformer import NiNformer, SharedNormNiNformer
+from stages.papers.ninformer.separable_local_vit import SeparableLocalViT
 from stages.papers.ninformer.vit import PositionedViT, ViT
 
 __all__ = [

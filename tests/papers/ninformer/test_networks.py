@@ -17,10 +17,10 @@ from stages.papers.ninformer.layers import (
 from stages.papers.ninformer.local_vit import (
     LocalFeedForward,
     LocalViTBlock,
-    SeparableFeedForward,
     SqueezeExciteFeedForward,
 )
 from stages.papers.ninformer.ninformer import GatingUnit, NiNformerBlock, SharedNormBlock
+from stages.papers.ninformer.separable_local_vit import SeparableFeedForward
 from stages.params.experiment import Params
 from stages.run import ModelSpec
 from tests.papers.properties import assert_equals, draw_images, renamed
