@@ -170,6 +170,7 @@ IN_EXPERIMENT = {
     "protocol.epochs = 0": "protocol.epochs is 0; expected at least 1",
     "protocol.split = {kind: folds}": "protocol.split.folds is None; expected at least 2",
     "protocol.seeds = [0, 0]": "protocol.seeds is [0, 0]",
+    "protocol.seeds = [0, 2147483648]": "protocol.seeds has 2147483648; expected numbers below 2^31",
     "-protocol.seeds": "protocol.seeds is None",
     "arms.vit.role = hero": "arms.vit.role is 'hero'",
     "arms.vit.model.name = VIT": (
@@ -350,6 +351,8 @@ def test_grid_arms_inherit_from_and_compare_with_their_partner() -> None:
         ({"net{width}": template(grid={"depth": [1]})}, "arms.net{width}: 'net{width}' has braces for depth only"),
         ({"net": template(like="other")}, "arms.net.like is 'other'; known above it: "),
         ({"net": template(against="other")}, "arms.net.against is 'other'; known: net"),
+        ({"net": template(against="net")}, "arms.net.against is the arm itself"),
+        ({"net{width}": template(grid={"width": []})}, "grid.width is an empty list"),
     ],
 )
 def test_mistake_in_a_grid_is_reported(arms: dict[str, ArmTemplate], message: str) -> None:

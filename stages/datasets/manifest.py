@@ -10,18 +10,20 @@ import hashlib
 import json
 import math
 import os
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Literal, TypeVar
+from typing import IO, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from stages.datasets.packed import ImageSet, Split
 from stages.faults import Mistake, named
+from stages.params.callables import isolated
 from stages.params.experiment import DatasetSource
 from stages.params.schema import ParamsError, address_of
 from stages.runs.evidence import INEXACT_SHARE
@@ -242,18 +244,49 @@ Reader = TypeVar("Reader")
 
 
 def find_reader(dataset: str, reader: str, known: Mapping[str, Reader]) -> Reader:
-    """Return the reader that params.yaml names: one of `known`, or a function like them of another package or file."""
+    """Return the reader that params.yaml names: one of `known`, or a function like them of another package or file.
+
+    That function, and what it returns to be called, leave the process as it was.
+
+    Raises:
+        DatasetError: there is no such function.  The function that is returned raises it if the user's one fails.
+    """
     if reader in known:
         return known[reader]
     path, key_path = Path("params.yaml"), f"datasets.{dataset}.reader"
     try:
         module, _, name = address_of("readers", reader, known, path, key_path).partition(":")
-        found: Reader = getattr(import_module(module), name)
+        with isolated():
+            found = getattr(import_module(module), name)
     except ParamsError as error:
         raise DatasetError(str(error)) from None
     except (ImportError, AttributeError) as error:
         raise DatasetError(f"{path}: {key_path} is {reader!r}, which can't be imported: {error}") from None
-    return found
+    guarded: Reader = _guarded(found, f"the reader {reader}")
+    return guarded
+
+
+def _guarded(call: Callable[..., Any], who: str) -> Any:
+    """Return a function that calls a user's one; its faults are a `DatasetError` that names the line."""
+
+    def guarded(*arguments: Any) -> Any:
+        where = next((f"{one}: " for one in arguments if isinstance(one, Path)), "")
+        try:
+            with isolated():
+                found = call(*arguments)
+        except DatasetError:
+            raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's code may raise anything)
+            line = traceback.extract_tb(error.__traceback__)[-1]
+            why = f"{type(error).__name__}: {error}; {Path(line.filename).name}, line {line.lineno}"
+            raise DatasetError(f"{where}{who} can't read it ({why})") from None
+        if not isinstance(found, ImageReader):
+            return found
+        parts = ("read_split", "describe", "is_whole")
+        calls = {name: _guarded(part, who) for name in parts if (part := getattr(found, name)) is not None}
+        return dataclasses.replace(found, **calls)
+
+    return guarded
 
 
 def check_split(images: ImageSet, split: Split, source: DatasetSource, where: str, *, may_be_part: bool) -> None:

@@ -5,12 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import os
-import random
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -24,6 +20,7 @@ from stages.checkpoint.predictor import Predictor
 from stages.datasets.packed import ImageSet, PackedInfo, TokenSet
 from stages.evaluation.cost import count_parameters
 from stages.papers import Observations, Observed, build_model, find_observations
+from stages.params.callables import isolated
 from stages.params.metrics import OwnMetric, predictions_come_first
 from stages.params.stage_inputs import origin_of
 from stages.run import ModelSpec, Replicate, RunSpec, canonical_json
@@ -440,7 +437,7 @@ def measure_own(
         try:
             if name in taken:
                 raise ValueError("evaluation has a metric of this name; choose another")
-            with _isolated():
+            with isolated():
                 value = _number(_call(metric, rows["true"].copy(), rows[metric.takes].copy()))
             if not metric.holds(value):
                 raise ValueError(f"it is {value:g}, outside of its range {list(metric.range)}")
@@ -450,43 +447,6 @@ def measure_own(
             continue
         found.append(Measurement(metric=name, split="test", value=value, n=n, by=origin_of(metric)))
     return found, faults
-
-
-def _restore_variables(variables: Mapping[str, str]) -> None:
-    if dict(os.environ) != variables:
-        os.environ.clear()
-        os.environ.update(variables)
-
-
-_STATES: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = (
-    (os.getcwd, os.chdir),
-    (lambda: dict(os.environ), _restore_variables),
-    (random.getstate, random.setstate),
-    (np.random.get_state, np.random.set_state),
-    (torch.get_rng_state, torch.set_rng_state),
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (lambda: None, torch.set_default_device),  # ours sets none
-    (torch.get_num_threads, torch.set_num_threads),
-    (torch.is_grad_enabled, torch.set_grad_enabled),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-)
-"""How to read and to set what all code in this process shares, and a metric's code may change."""
-
-
-@contextmanager
-def _isolated() -> Iterator[None]:
-    """Seed the global generators in this block; restore them and other states of the process afterwards."""
-    before = [read() for read, _ in _STATES]
-    with np.errstate(), np.printoptions(), warnings.catch_warnings():
-        try:
-            random.seed(0)
-            np.random.seed(0)
-            torch.manual_seed(0)
-            yield
-        finally:
-            for (_, restore), state in zip(_STATES, before, strict=True):
-                restore(state)
 
 
 def _call(metric: OwnMetric, true: np.ndarray, predicted: np.ndarray) -> Any:

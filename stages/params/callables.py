@@ -12,12 +12,18 @@ malformed entry point is listed with its fault, and refused where params name it
 from __future__ import annotations
 
 import ast
+import os
+import random
 import re
-from collections.abc import Iterable, Iterator
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from stages.runs.fingerprint import find_spec_of
 
@@ -229,3 +235,46 @@ def _offered_by(distribution: metadata.Distribution, kinds: Iterable[str]) -> It
             fault = "" if ADDRESS.fullmatch(address) else f"{line!r}; expected {name.strip()} = package.module:object"
             kind = group.removeprefix("claimcheck.")
             yield Plugin(kind, name.strip(), owner, version, "" if fault else address, fault)
+
+
+def _restore_variables(variables: dict[str, str]) -> None:
+    if dict(os.environ) != variables:
+        os.environ.clear()
+        os.environ.update(variables)
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Seed the global generators for users' code in this block; restore them and the process's other states afterwards.
+
+    PyTorch's are among them if it is imported before the block.
+    """
+    import numpy as np  # every command imports this module
+
+    states: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
+        (os.getcwd, os.chdir),
+        (lambda: dict(os.environ), _restore_variables),
+        (random.getstate, random.setstate),
+        (np.random.get_state, np.random.set_state),
+    ]
+    if (torch := sys.modules.get("torch")) is not None:
+        states += [
+            (torch.get_rng_state, torch.set_rng_state),
+            (torch.get_default_dtype, torch.set_default_dtype),
+            (lambda: None, torch.set_default_device),  # ours sets none
+            (torch.get_num_threads, torch.set_num_threads),
+            (torch.is_grad_enabled, torch.set_grad_enabled),
+            (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+            (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+        ]
+    before = [read() for read, _ in states]
+    with np.errstate(), np.printoptions(), warnings.catch_warnings():
+        try:
+            random.seed(0)
+            np.random.seed(0)
+            if torch is not None:
+                torch.manual_seed(0)
+            yield
+        finally:
+            for (_, restore), state in zip(states, before, strict=True):
+                restore(state)

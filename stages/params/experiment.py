@@ -90,6 +90,8 @@ def expand_arms(templates: Mapping[str, ArmTemplate]) -> dict[str, ArmParams]:
     """
     arms: dict[str, ArmParams] = {}
     for pattern, template in templates.items():
+        if empty := [key for key, values in template.grid.items() if not values]:
+            raise ValueError(f"arms.{pattern}.grid.{empty[0]} is an empty list; expected at least one value")
         for values in (
             dict(zip(template.grid, some, strict=True)) for some in itertools.product(*template.grid.values())
         ):
@@ -113,6 +115,8 @@ def expand_arms(templates: Mapping[str, ArmTemplate]) -> dict[str, ArmParams]:
     for name, arm in arms.items():
         if arm.against is not None and arm.against not in arms:
             raise ValueError(f"arms.{name}.against is {arm.against!r}; known: {', '.join(arms)}")
+        if arm.against == name:  # every comparison of it would be zero
+            raise ValueError(f"arms.{name}.against is the arm itself; name another, or leave it out")
     first = next((arm.name for arm in arms.values() if arm.role == "baseline"), None)
     return {name: dataclasses.replace(arm, against=arm.against or first) for name, arm in arms.items()}
 
@@ -412,6 +416,8 @@ def _read_experiment(
     seeds = validate(TypeAdapter(tuple[int, ...]), fields.pop("seeds", None), path, "protocol.seeds")
     if not seeds or len(set(seeds)) != len(seeds):
         raise ParamsError(f"{path}: protocol.seeds is {list(seeds)}; expected at least one seed and no duplicates")
+    if outside := [seed for seed in seeds if abs(seed) >= 1 << 31]:
+        raise ParamsError(f"{path}: protocol.seeds has {outside[0]}; expected numbers below 2^31, which databases hold")
     printed = read_protocol(fields, path, "protocol")
     channels = source.shape[0] if source.kind == "images" else 0
     for field in ("mean", "std"):

@@ -3,6 +3,9 @@
 import dataclasses
 import hashlib
 import io
+import os
+import random
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -194,6 +197,78 @@ def test_table_is_standardised_by_its_training_rows(tmp_path: Path, reader: str)
     assert np.allclose(train.features.mean(0), 0, atol=1e-6) and np.allclose(train.features.std(0), 1, atol=1e-5)
     raw = test.features * np.array(info.std) + np.array(info.mean)
     assert np.allclose(3 * raw[:, 0] + 10 * raw[:, 1], test.targets, rtol=1e-4), "rows keep their target"
+
+
+GUESTS = """
+import os, random, sys
+import numpy, pandas
+from dataclasses import replace
+from stages.datasets.own import image_reader
+
+def meddle():
+    os.environ["CLAIMCHECK_HOME"] = "elsewhere"
+    random.seed(7), numpy.random.seed(7)
+    os.chdir("/")
+
+def table(path):
+    path = path.absolute()
+    meddle()
+    return pandas.read_csv(path)
+
+def pictures(source, manifest, folder):
+    made = image_reader(replace(source, reader="npz"), manifest, folder)
+    def read_split(folder, split):
+        meddle()
+        return made.read_split(folder, split)
+    meddle()
+    return replace(made, read_split=read_split)
+
+def leaves(*_):
+    sys.exit(0)
+
+def fails(*_):
+    return {}["lost"]
+"""
+
+
+def guests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "guests.py").write_text(GUESTS, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "guests", raising=False)
+    monkeypatch.chdir(folder)
+
+
+def guests_set(kind: str, reader: str) -> DatasetSource:
+    if kind == "table":
+        return table(Path(), lambda frame, path: frame.to_csv(path, index=False), reader=f"guests:{reader}")
+    folder = Path("downloads/pets")
+    folder.mkdir(parents=True)
+    images, labels = np.arange(48, dtype=np.uint8).reshape(12, 1, 2, 2), np.arange(12) % 2
+    parts = {"x_train": images[:8], "y_train": labels[:8], "x_test": images[8:], "y_test": labels[8:]}
+    np.savez(folder / "pets.npz", **parts)
+    fields: dict[str, Any] = {"shape": (1, 2, 2), "classes": 2, "train": 8, "test": 4, "reader": f"guests:{reader}"}
+    return dataclasses.replace(source_of("pets.npz"), **fields)
+
+
+@pytest.mark.parametrize(("kind", "reader"), [("table", "table"), ("images", "pictures")])
+def test_what_a_users_reader_changes_in_the_process_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, reader: str
+) -> None:
+    guests(tmp_path, monkeypatch)
+    variables, drawn = dict(os.environ), random.getstate()
+    assert pack(Path(), guests_set(kind, reader)).train_images
+    assert (tmp_path / "packed/dataset.json").is_file()
+    assert (Path.cwd(), dict(os.environ), random.getstate()) == (tmp_path, variables, drawn)
+
+
+@pytest.mark.parametrize("kind", ["table", "images"])
+@pytest.mark.parametrize(("reader", "why"), [("leaves", "SystemExit: 0"), ("fails", "KeyError: 'lost'")])
+def test_users_reader_that_fails_is_named_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, reader: str, why: str
+) -> None:
+    guests(tmp_path, monkeypatch)
+    with pytest.raises(DatasetError, match=rf"guests:{reader} can't read it \({why}; guests.py, line \d+\)"):
+        pack(Path(), guests_set(kind, reader))
 
 
 def with_gaps(frame: pd.DataFrame, path: Path) -> None:
