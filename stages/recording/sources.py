@@ -27,6 +27,7 @@ from stages.claims.lines import FAULT
 from stages.faults import Mistake
 from stages.papers.finding import Finding
 from stages.params.experiment import Params, plan_runs
+from stages.params.schema import nearest
 from stages.params.stage_inputs import origin_of
 from stages.run import STRICT, ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, canonical_json
 from stages.runs.consistency import (
@@ -95,19 +96,22 @@ def find_results(
 
     `offered` is a lab's file that is read instead of the one with the same name that was accepted earlier.
     A local result that was published appears once, as evidence, with the numbers of the user's own metrics that were
-    measured again since.  Results of a profile that params.yaml doesn't have are left out, because their strength is
-    unknown, and so are numbers that another version of a metric gave.  The notes, also returned, say how many.
+    measured again since.  Results of an experiment, an arm or a profile that the params files don't have are left out,
+    and so are numbers that another version of a metric gave.  The notes, also returned, say how many.
     `rivals_only`: compare code only if results of one replicate compete in `select`.  That is all that judging needs,
     and much faster; no note is made on equivalences.
     """
-    left_out: Counter[tuple[Path, str]] = Counter()
+    left_out: Counter[tuple[Path, str, str]] = Counter()
     found: dict[tuple[str, str, str, str, int], Trial] = {}
     local = [] if evidence_only else _local(root / "data" / "results")
     for item in [*_evidence(root / "data" / "evidence", offered), *local]:
-        _check_names(item, params)
-        if item.result.profile not in params.profiles:
-            left_out[item.file, item.result.profile] += 1
+        if unknown := _unknown_name(item, params):
+            if item.file == offered:
+                raise RecordError(f"{item.file}: {unknown[0]} is not in the params files{unknown[1]}")
+            left_out[item.file, *unknown] += 1
             continue
+        for part in sorted({"model", "protocol", "code"} - item.result.spec.keys()):
+            raise RecordError(f"{item.file}: the spec of run {item.result.run_key[:12]} has no {part}")
         _refuse_contradictions(item)
         today, published = _measured_today(item, params), found.get(item.identity)
         if published and published.source == item.source:
@@ -133,9 +137,9 @@ def find_results(
         for file, count in departed.items()
     ]
     notes += [
-        f"{'' if file.parent.name == 'results' else PLAN_CHANGED}{file}: {count} results of the profile {profile!r} "
-        f"left out: params.yaml has no such profile; known: {', '.join(params.profiles)}"
-        for (file, profile), count in left_out.items()
+        f"{'' if file.parent.name == 'results' else PLAN_CHANGED}{file}: {count} results of {what} left out, "
+        f"because the params files don't have it{known}"
+        for (file, what, known), count in left_out.items()
     ]
     outdated = Counter(
         (item.file, item.result.experiment, *changed) for item in marked for changed in item.outdated.items()
@@ -270,16 +274,18 @@ def _local(folder: Path) -> Iterable[Trial]:
             yield Trial(result=line, cost=cost, origin=None, release=None, file=path, line=number)
 
 
-def _check_names(item: Trial, params: Params) -> None:
+def _unknown_name(item: Trial, params: Params) -> tuple[str, str] | None:
+    """Return a name in a result that the params files don't have, and the nearest that they have; None if all known."""
     line = item.result
     experiment = params.experiments.get(line.experiment)
-    arms = experiment.arms if experiment else {}
-    for kind, name, known in (("experiment", line.experiment, params.experiments), ("arm", line.arm, arms)):
+    for kind, name, known in (
+        ("profile", line.profile, params.profiles),
+        ("experiment", line.experiment, params.experiments),
+        ("arm", line.arm, experiment.arms if experiment else {}),
+    ):
         if name not in known:
-            raise RecordError(f"{item.file}: {kind} {name!r} is not in the params files; known: {', '.join(known)}")
-    for part in ("model", "protocol", "code"):
-        if part not in line.spec:
-            raise RecordError(f"{item.file}: the spec of run {line.run_key[:12]} has no {part}")
+            return f"the {kind} {name!r}", nearest(name, known)
+    return None
 
 
 def _refuse_contradictions(item: Trial) -> None:
