@@ -36,7 +36,6 @@ from stages.results import (
     cut_of_each,
     damaged,
     fidelity_of,
-    list_families,
     list_judged,
     tally,
 )
@@ -449,8 +448,9 @@ def check_filter(session: Session, wanted: ClaimFilter) -> None:
     kinds = select(Claim.kind).distinct().order_by(Claim.kind)
     if wanted.kind is not None and wanted.kind not in (known := session.scalars(kinds).all()):
         raise UnknownKind(wanted.kind[:80], known)
-    if wanted.family is not None and wanted.family not in (known := [row.name for row in list_families(session)]):
-        raise UnknownFamily(wanted.family[:80], known)
+    families = select(Claim.family).distinct().order_by(Claim.family)
+    if wanted.family is not None and wanted.family not in (found := session.scalars(families).all()):
+        raise UnknownFamily(wanted.family[:80], [name for name in found if name])
 
 
 class CheckpointLinkOut(Out):

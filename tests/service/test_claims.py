@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections import defaultdict
 
 import pytest
 from fastapi.testclient import TestClient
@@ -53,6 +54,18 @@ def test_claims_are_filtered_by_verdict_and_kind(client: TestClient) -> None:
         name = given.partition("=")[0]
         assert_problem(client.get(f"/api/v1/claims?{given}"), 404, f"unknown {name}")
     assert client.get("/api/v1/claims?dataset=imagenet").status_code == 404
+
+
+def test_every_name_that_a_claim_has_filters_the_list(published_client: TestClient) -> None:
+    claims = published_client.get("/api/v1/claims?limit=1000").json()
+    for field in ("paper", "kind", "family"):
+        by_name = defaultdict(list)
+        for claim in claims:
+            by_name[claim[field]].append(claim["id"])
+        by_name.pop(None, None)
+        for name, ids in by_name.items():
+            found = published_client.get("/api/v1/claims", params={field: name, "limit": 1000})
+            assert found.status_code == 200 and [claim["id"] for claim in found.json()] == ids, name
 
 
 def test_counts_by_verdict_agree_with_the_list(client: TestClient) -> None:
