@@ -219,7 +219,7 @@ def test_plan_fits_the_terminal_and_lists_omitted_columns(project: Path, columns
     shown = [line.rstrip() for line in written.splitlines()]
     assert code == 0 and max(map(len, shown)) <= columns
     (line,) = (line for line in shown if line.startswith("ninformer-mnist "))
-    assert line.split()[1:3] == ["–", "12"]
+    assert line.split()[1:3] == ["–", "4"]
     is_whole = not any(line.startswith("not in ") for line in shown)
     assert is_whole == (columns == 200)
 

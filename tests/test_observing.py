@@ -42,7 +42,7 @@ REST = {"hidden_dim": 4}, {"num_centers": 4, "feedforward_beta": 0.05}
 def write_project(folder: Path) -> None:
     """Write three papers' experiments with a few tiny arms on placeholder data."""
     index = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
-    index["profiles"]["smoke"]["overrides"] = {"epochs": 2, "steps_per_epoch": 4, "batch_size": 16}
+    index["profiles"]["smoke"] |= {"roles": None, "overrides": {"epochs": 2, "steps_per_epoch": 4, "batch_size": 16}}
     index["experiments"] = {name: index["experiments"][name] for name in TINY}
     (folder / "params").mkdir(parents=True)
     (folder / "params.yaml").write_text(yaml.safe_dump(index), encoding="utf-8")

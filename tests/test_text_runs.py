@@ -31,6 +31,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     index = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))
     index["experiments"] = {EXPERIMENT: index["experiments"][EXPERIMENT]}
     index["profile"] = "smoke"
+    index["profiles"]["smoke"]["roles"] = None
     index["profiles"]["smoke"]["overrides"] |= {
         "epochs": 2,
         "steps_per_epoch": 30,

@@ -61,6 +61,7 @@ QUESTIONS = {
 
 def test_metric_is_switched_without_a_reload_and_back(walker: Page) -> None:
     click(walker.get_by_role("navigation", name="Site").get_by_role("link", name="Compare"))
+    walker.wait_for_url("**/compare*")  # else the old page may be marked
     walker.evaluate("window.isSame = true")
     walker.get_by_role("navigation", name="Metric").get_by_role("link", name="Test loss").click()
     walker.locator("nav a[aria-current]", has_text="Test loss").wait_for()
