@@ -144,8 +144,8 @@ def test_failed_recording_keeps_the_old_rows(
     record(root, url)
     before = content(sessions := opened(url))
     lines = root / "data" / "results" / "ninformer-cifar10.jsonl"
-    lines.write_text(lines.read_text(encoding="utf-8").replace('"arm":"vit"', '"arm":"vat"'), encoding="utf-8")
-    with pytest.raises(RecordError, match="known: vit, mlp-mixer"):
+    lines.write_text(lines.read_text(encoding="utf-8").replace('"code":', '"cod":'), encoding="utf-8")
+    with pytest.raises(RecordError, match="has no code"):
         record(root, url)
 
     def fail(session: Session) -> None:
