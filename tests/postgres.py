@@ -37,7 +37,7 @@ class Cluster:
     def run(self, program: str, *arguments: str) -> None:
         command = [str(self.programs / program), "-D", str(self.folder / "data"), *arguments]
         # Output goes to a file because the server would keep a pipe open.
-        with (self.folder / "log").open("a") as log:
+        with (self.folder / "log").open("a", encoding="utf-8") as log:
             done = subprocess.run(command, cwd=self.folder, user=self.owner, stdout=log, stderr=log, check=False)
         assert done.returncode == 0, (self.folder / "log").read_text(encoding="utf-8")
 

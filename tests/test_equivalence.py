@@ -197,7 +197,7 @@ def test_hand_written_line_is_refuted_by_retraining_with_spec_step_and_tensor(
         modules["stages.training.protocol"][1] = changed
         proof["modules"] = modules
     line |= {"before": git(project, "rev-parse", "HEAD~1"), "after": git(project, "rev-parse", "HEAD")}
-    with (project / PATH).open("a") as file:
+    with (project / PATH).open("a", encoding="utf-8") as file:
         file.write(canonical_json(seal(line)) + "\n")
     assert read_equivalences(project).hold([1, 2]), "git has both sides of the line"
     done = python("-c", COMPARE_AGAIN, cwd=project, env=environment() | {"PYTHONPATH": str(project)}, forks_too=True)

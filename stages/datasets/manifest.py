@@ -282,8 +282,7 @@ def _guarded(call: Callable[..., Any], who: str) -> Any:
             raise DatasetError(f"{where}{who} can't read it ({why})") from None
         if not isinstance(found, ImageReader):
             return found
-        parts = ("read_split", "describe", "is_whole")
-        calls = {name: _guarded(part, who) for name in parts if (part := getattr(found, name)) is not None}
+        calls = {name: _guarded(part, who) for name, part in vars(found).items() if callable(part)}
         return dataclasses.replace(found, **calls)
 
     return guarded

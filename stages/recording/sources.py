@@ -110,8 +110,8 @@ def find_results(
                 raise RecordError(f"{item.file}: {unknown[0]} is not in the params files{unknown[1]}")
             left_out[item.file, *unknown] += 1
             continue
-        for part in sorted({"model", "protocol", "code"} - item.result.spec.keys()):
-            raise RecordError(f"{item.file}: the spec of run {item.result.run_key[:12]} has no {part}")
+        if lacking := sorted({"model", "protocol", "code"} - item.result.spec.keys()):
+            raise RecordError(f"{item.file}: the spec of run {item.result.run_key[:12]} has no {lacking[0]}")
         _refuse_contradictions(item)
         today, published = _measured_today(item, params), found.get(item.identity)
         if published and published.source == item.source:

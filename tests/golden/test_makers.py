@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 @pytest.mark.slow(hours=True)
 @pytest.mark.parametrize("name", ["brownian_timm", "dac_resnet", "hyperbf_timm", "ninformer_timm"])
 def test_stored_vectors_equal_their_makers_output(name: str) -> None:
-    """Of packages in the locks, which take seconds to import."""
+    """The makers import packages in the locks, which takes seconds."""
     maker = runpy.run_path(str(HERE / ("make_timm.py" if name.endswith("_timm") else f"make_{name}.py")))
     fresh = maker["MAKERS"][name]() if name.endswith("_timm") else maker["make_vectors"]()
     with np.load(HERE / f"{name}.npz") as stored:

@@ -97,7 +97,7 @@ def test_only_differences_between_two_arms_are_shown_by_default(client: TestClie
 
 
 def test_claims_about_its_models_are_shown_with_verdicts(own_root: Path) -> None:
-    with (own_root / "data" / "claims.csv").open("a") as file:
+    with (own_root / "data" / "claims.csv").open("a", encoding="utf-8") as file:
         file.write(
             "rank,ninformer,Table 2,ninformer-mnist,ninformer,accuracy,order,0.0082,fraction,,,,local-vit,higher,\n"
         )
