@@ -24,6 +24,7 @@ from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 from markupsafe import Markup
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
@@ -54,7 +55,7 @@ from service.routes import claim_pages, experiment_pages, export, inference, oip
 from service.settings import Settings
 from service.slots import SessionPool, Slots
 from stages.device import device_for
-from stages.results import ResultsUnavailable, open_results
+from stages.results import Question, ResultsUnavailable, open_results
 
 HERE = Path(__file__).parent
 CPU_BATCH, GPU_BATCH = 8, 32  # on a CPU, larger batches are no faster and delay the other workers
@@ -272,6 +273,9 @@ async def _warm_up(app: FastAPI) -> None:
         for name in parts.templates.env.list_templates(["html"]):
             parts.templates.get_template(name)
 
+    def compare_all(session: Session) -> None:
+        parts.comparisons.get(session, queries.content_digest(session), Question())
+
     try:
         await run_in_threadpool(app.openapi)  # slow, and no client should wait for it
         await run_in_threadpool(load_for_pages)
@@ -279,6 +283,7 @@ async def _warm_up(app: FastAPI) -> None:
         served.sort(key=lambda checkpoint: (checkpoint.is_stand_in, checkpoint.size_bytes))
         if served:
             await parts.engine.warm_up(served[0], parts.engine.workers, sizes=(1, CPU_BATCH))
+        await parts.reading.ask(compare_all)  # the front page needs it
     except (ResultsUnavailable, DBAPIError) as error:
         logger.error("warming up: %s", error)
     except Exception:  # no caller awaits this task, so an error would go unnoticed
