@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
+import torch
+
 from stages import papers_folder
 from stages.datasets.prepare import count_rows
 from stages.evaluation.flops import FlopCounts
@@ -44,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.analyse", description=__doc__)
     parser.add_argument("--docs", action="store_true", help="write docs/findings.md instead of the lines")
     options = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # for small tensors, more threads only wait for each other
     params = load_params()
     margins = params.verdicts.margins
     found: dict[str, list[Finding]] = {
