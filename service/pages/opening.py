@@ -44,24 +44,24 @@ class Card:
 
 
 def cards_of(tallies: Sequence[Tally]) -> list[Card]:
-    """Return cards for claims that hold, fail and are not tested; a sentence counts the open ones."""
+    """Return a card for each word of verdicts."""
 
-    def card(word: Word, plural: str) -> Card:
-        parts = [(counts.by_word[word], how.lower()) for how, counts in by_ground(tallies)]
+    def by_ground_of(word: Word) -> list[tuple[int, str]]:
+        return [(counts.by_word[word], how.lower()) for how, counts in by_ground(tallies)]
+
+    def card(word: Word, plural: str, parts: list[tuple[int, str]]) -> Card:
         number = sum(each for each, _ in parts)
         title = word if number == 1 else plural
         return Card(word=word, title=title, number=number, parts=tuple(part for part in parts if part[0]))
 
+    undecided, by_reading = (sum(getattr(tally, name) for tally in tallies) for name in ("open", "under_reading"))
+    reasons = [(undecided, "not decided by the runs"), (by_reading, "that depend on how the text is read")]
     return [
-        card(Word.HOLDS, "hold"),
-        card(Word.FAILS, "fail"),
-        card(Word.NOT_TESTED, "not tested yet"),
+        card(Word.HOLDS, "hold", by_ground_of(Word.HOLDS)),
+        card(Word.FAILS, "fail", by_ground_of(Word.FAILS)),
+        card(Word.OPEN, "open", reasons),
+        card(Word.NOT_TESTED, "not tested yet", by_ground_of(Word.NOT_TESTED)),
     ]
-
-
-def still_open(tallies: Sequence[Tally]) -> tuple[int, int]:
-    """Count the claims that runs leave open, and those that depend on their reading."""
-    return sum(tally.open for tally in tallies), sum(tally.under_reading for tally in tallies)
 
 
 def answer(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComparison]) -> str:

@@ -60,7 +60,6 @@ def show_papers(request: Request, session: ResultsSession, compare: Compare) -> 
         strips={name: charts.draw_strip(rows, names) for name, rows in drawn.items()},
         counts={tally.paper: tally for tally in tallies},
         cards=opening.cards_of(tallies),
-        open=opening.still_open(tallies),
         answers={name: opening.answer(rows, by_experiment) for name, rows in asked.items()},
         exploratory=sum(number for mark, number in marks.items() if mark != "confirmatory"),
         planned=opening.prospects(opening.add(Outlook, [tally.outlook for tally in tallies])),
