@@ -2,6 +2,7 @@
 
 import re
 from html import unescape
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,14 +29,23 @@ def judged(name: str, status: str, **about: Any) -> JudgedClaim:
         (["supported", "not tested"], "Yes so far: of 2 claims, 1 holds and 1 is not tested."),
         (
             ["supported", "not tested", "not tested"],
-            "Not known yet: of 3 claims, 1 holds and 2 are not tested.",
+            "Not known yet: of 3 claims, 1 holds and 2 are not tested; short runs agree.",
         ),
+        (["not tested"], "Not known yet: 0 of 2 models trained in full; short runs agree."),
         (["reversed", "not tested"], "No so far: of 2 claims, 1 fails and 1 is not tested."),
         (["supported", "inconclusive"], "In part: of 2 claims, 1 holds and 1 is open."),
     ],
 )
 def test_question_is_answered_by_the_words_of_its_claims(statuses: list[str], said: str) -> None:
-    assert answer([judged(str(n), status) for n, status in enumerate(statuses)], {}) == said
+    arms = [
+        SimpleNamespace(arm=name, run_keys=("key",), ours=SimpleNamespace(value=ours))
+        for name, ours in (("a", 0.9), ("b", 0.8))
+    ]
+    short: Any = SimpleNamespace(
+        experiment="e", is_real=True, cut="3 of 100 epochs", arms=arms, metric=SimpleNamespace(better="higher")
+    )
+    rows = [judged(str(n), status, arm="a", baseline_arm="b") for n, status in enumerate(statuses)]
+    assert answer(rows, {"e": short}) == said
 
 
 @pytest.fixture(scope="module")
