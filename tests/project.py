@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -20,6 +21,7 @@ from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.equivalence import Compared, EquivalenceLine, Proof, path_of
 from stages.runs.store import Attempt, RunStore
 from stages.scheduling.leases import Leases
+from stages.scheduling.runner import train_experiment
 from tests.packed_table import pack_images
 from tests.preloaded import python
 
@@ -79,11 +81,20 @@ def copy_stages(project: Path) -> Path:
     return project
 
 
-def bare_spec(seed: int) -> RunSpec:
-    """Return the spec of a run that is never trained."""
-    protocol = Protocol(optimizer=OptimizerSpec(name="sgd", lr=0.1), batch_size=1, epochs=1)
-    model = ModelSpec(path="m:M", arguments={})
-    return RunSpec(model=model, protocol=protocol, data_digest="", replicate=Replicate(seed=seed), code={})
+NEVER_TRAINED = Protocol(optimizer=OptimizerSpec(name="sgd", lr=0.1), batch_size=1, epochs=1)
+
+
+def make_spec(
+    path: str = "m:M",
+    arguments: Mapping[str, Any] | None = None,
+    protocol: Protocol = NEVER_TRAINED,
+    *,
+    digest: str = "",
+    seed: int = 0,
+) -> RunSpec:
+    """Return the spec of a run, without digests of its code."""
+    model = ModelSpec(path=path, arguments=arguments or {})
+    return RunSpec(model=model, protocol=protocol, data_digest=digest, replicate=Replicate(seed=seed), code={})
 
 
 def shown_same(
@@ -148,6 +159,12 @@ def train(project: Path, *options: str) -> str:
     done = python("-m", "stages.train", EXPERIMENT, *options, cwd=project, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def train_here(experiment: str = EXPERIMENT, **options: Any) -> bool:
+    """Train to the end in this process, in the current folder and on its CPU unless `options` differ."""
+    usual: dict[str, Any] = {"devices": ["cpu"], "report": lambda event: None, "stop": threading.Event()}
+    return train_experiment(experiment, load_params(), **usual | options)
 
 
 def outcomes(project: Path) -> dict[str, tuple[bytes, bytes]]:

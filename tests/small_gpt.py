@@ -1,6 +1,7 @@
 """Small versions of NMN's language models under the paper's protocol, and the amount of text they read."""
 
-from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
+from stages.run import OptimizerSpec, Protocol, RunSpec, SplitSpec
+from tests.project import make_spec
 
 VOCABULARY, CONTEXT, WINDOWS = 50, 16, 36
 MODELS = ("stages.papers.nmn.gpt:GPT2", "stages.papers.nmn.gpt:AetherGPT")
@@ -17,5 +18,4 @@ def spec_of(model: str, protocol: Protocol = PROTOCOL, *, dropout: float = 0.0) 
     arguments = {"vocabulary_size": VOCABULARY, "context": CONTEXT, "width": 16, "depth": 2, "num_heads": 2}
     if model.endswith("AetherGPT"):
         arguments |= {"attention": "yat", "scale": "guide", "epsilon": 0.1}
-    model_spec = ModelSpec(path=model, arguments=arguments | {"dropout": dropout})
-    return RunSpec(model=model_spec, protocol=protocol, data_digest="", replicate=Replicate(seed=0), code={})
+    return make_spec(model, arguments | {"dropout": dropout}, protocol)

@@ -126,7 +126,3 @@ def test_readings_quote_the_papers_exactly(found: list[Finding]) -> None:
 
 def plain(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).split())
-
-
-def test_every_paper_with_findings_is_found() -> None:
-    assert {"brownian", "dac", "hyperbf", "ninformer", "nmn"} <= set(analyse.papers())

@@ -16,7 +16,7 @@ from stages.cli import COMMANDS, main
 from stages.commands.command import wrap
 from stages.recording.builder import record
 from tests.claims.lines import copy_project
-from tests.project import REPOSITORY, environment
+from tests.project import REPOSITORY, captured, environment
 from tests.terminal import on_terminal
 
 COMMAND = [sys.executable, "-m", "stages.cli"]
@@ -290,15 +290,8 @@ def test_zsh_completes_commands_options_and_repeated_names(project: Path) -> Non
         "claimcheck show ninformer-mnist dac.sgemm.g": "claimcheck show ninformer-mnist dac.sgemm.gain ",
         "claimcheck history dac.sgemm.g": "claimcheck history dac.sgemm.gain ",
     }
-    done = subprocess.run(
-        ["zsh", "-f", "-c", ZSH, "zsh", *typed],
-        cwd=project,
-        env=environment() | {"TERM": "dumb", "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    variables = environment() | {"TERM": "dumb", "COLUMNS": "200"}
+    done = captured(["zsh", "-f", "-c", ZSH, "zsh", *typed], cwd=project, env=variables)
     assert [whole for whole in typed.values() if whole not in done.stdout] == []
 
 
@@ -335,14 +328,8 @@ def test_show_prints_a_claim_with_its_verdict(project: Path) -> None:
 def test_closed_output_odd_width_and_ascii_terminal_are_not_errors(project: Path, command: str, columns: str) -> None:
     ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "COLUMNS": columns}
     line = f'"$0" -m stages.cli {command}'
-    done = subprocess.run(
-        ["sh", "-c", line, sys.executable],
-        cwd=project,
-        env=environment() | ascii_only,
-        capture_output=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
+    done = captured(["sh", "-c", line, sys.executable], cwd=project, env=environment() | ascii_only)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_json_is_complete_on_an_ascii_terminal(project: Path) -> None:

@@ -10,10 +10,8 @@ from stages.datasets.packed import PackedInfo, TableSet, TokenSet, digest_packed
 from stages.params.experiment import load_params
 from stages.run import (
     EarlyStopSpec,
-    ModelSpec,
     OptimizerSpec,
     Protocol,
-    Replicate,
     RunSpec,
     ScheduleSpec,
     SplitSpec,
@@ -21,27 +19,17 @@ from stages.run import (
 )
 from stages.runs.equivalence import path_of
 from stages.upkeep.proving import KnownRun, PackedSets, cut_run
-from tests.project import REPOSITORY, pack_stand_in
+from tests.packed_table import describe
+from tests.project import REPOSITORY, make_spec, pack_stand_in
 
 PARAMS = load_params(REPOSITORY)
 ADAM = OptimizerSpec(name="adam", lr=0.001)
 
 
 def described(dataset: str, kind: str, shape: tuple[int, ...], train: int, test: int) -> PackedInfo:
-    return PackedInfo(
-        dataset=dataset,
-        provenance="full",
-        digest="d",
-        classes=tuple(f"column {number}" for number in range(shape[0])) if kind == "table" else (),
-        shape=shape,
-        train_images=train,
-        test_images=test,
-        test_rows=None,
-        excluded_test_images=0,
-        source="official",
-        kind=kind,  # type: ignore[arg-type]  # one of three
-        vocabulary=50 if kind == "text" else None,
-    )
+    classes = tuple(f"column {number}" for number in range(shape[0])) if kind == "table" else ()
+    known = {"kind": kind, "shape": shape, "classes": classes, "vocabulary": 50 if kind == "text" else None}
+    return describe(dataset, provenance="full", source="official", train_images=train, test_images=test, **known)
 
 
 def made(spec: RunSpec, dataset: str, *, stacked: bool = False) -> KnownRun:
@@ -61,8 +49,8 @@ def test_cut_table_keeps_its_split_and_early_stop_and_a_stack_two_networks(tmp_p
         split=SplitSpec(kind="fraction", fraction=0.1),
         early_stop=EarlyStopSpec(from_epoch=100, patience=20, min_delta=0.0),
     )
-    model = ModelSpec(path="stages.papers.dac.mlp:MLP", arguments={"in_features": 3, "width": 8, "depth": 2})
-    spec = RunSpec(model=model, protocol=protocol, data_digest="d", replicate=Replicate(seed=3), code={})
+    sizes = {"in_features": 3, "width": 8, "depth": 2}
+    spec = make_spec("stages.papers.dac.mlp:MLP", sizes, protocol, digest="d", seed=3)
     small, whole = cut_run(PackedSets(tmp_path, PARAMS, tmp_path / "scratch"), made(spec, "sgemm", stacked=True), 20)
     assert [one.replicate.seed for one in small.specs] == [3, 4]
     assert [cut.specs[0].protocol.batch_size for cut in (small, whole)] == [256, 1024]
@@ -82,8 +70,7 @@ def test_cut_text_has_few_windows(tmp_path: Path) -> None:
     protocol = Protocol(
         optimizer=ADAM, batch_size=12, epochs=1, schedule=ScheduleSpec(name="cosine", warmup_steps=2000, floor=0.1)
     )
-    model = ModelSpec(path="stages.papers.nmn.gpt:GPT2", arguments={"context": 16})
-    spec = RunSpec(model=model, protocol=protocol, data_digest="d", replicate=Replicate(seed=0), code={})
+    spec = make_spec("stages.papers.nmn.gpt:GPT2", {"context": 16}, protocol, digest="d")
     small, whole = cut_run(PackedSets(tmp_path, PARAMS, tmp_path / "scratch"), made(spec, "openwebtext"), 8)
     assert [read_info(cut.data).train_images for cut in (small, whole)] == [7 * 16 + 1, 18 * 16 + 1]
     assert small.specs[0].protocol.schedule.warmup_steps == 2 and len(small.specs) == 1
@@ -94,9 +81,7 @@ def test_placeholder_images_with_the_runs_digest_are_accepted(tmp_path: Path) ->
     target = tmp_path / "data" / "processed" / "mnist"
     pack_stand_in(target, "mnist")
     protocol = Protocol(optimizer=ADAM, batch_size=2, epochs=1, mean=(0.5,), std=(0.5,), steps_per_epoch=2)
-    model = ModelSpec(path="stages.papers.ninformer.vit:ViT", arguments={"depth": 1})
-    digest = read_info(target).digest
-    spec = RunSpec(model=model, protocol=protocol, data_digest=digest, replicate=Replicate(seed=0), code={})
+    spec = make_spec("stages.papers.ninformer.vit:ViT", {"depth": 1}, protocol, digest=read_info(target).digest)
     (only,) = cut_run(PackedSets(tmp_path, PARAMS, tmp_path / "scratch"), made(spec, "mnist"), 100)
     assert only.specs[0].protocol == dataclasses.replace(protocol, epochs=2), "already small"
     assert read_info(only.data).provenance == "embedded"

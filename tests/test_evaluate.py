@@ -9,7 +9,6 @@ import hashlib
 import json
 import shutil
 import subprocess
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 
 from stages.checkpoint.predictor import Predictor, load_predictor
-from stages.datasets.packed import ImageSet, PackedInfo, TableSet, TokenSet, read_images
+from stages.datasets.packed import ImageSet, TableSet, TokenSet, read_images
 from stages.evaluate import INCOMPLETE, main, metrics_document
 from stages.evaluation import experiment as trained_runs
 from stages.evaluation.experiment import evaluate_experiment
@@ -31,9 +30,9 @@ from stages.run import environment_digest
 from stages.runs.consistency import find_contradictions
 from stages.runs.evidence import CostLine, Measurement, ResultLine, read_lines, unpack_confusion, unpack_correct
 from stages.runs.store import seal as seal_outcome
-from stages.scheduling.runner import train_experiment
 from stages.upkeep.verifying import compare, find_trails, recompute, spot_check
-from tests.project import EXPERIMENT, REPOSITORY, edit, make_project, pack_stand_in
+from tests.packed_table import describe
+from tests.project import EXPERIMENT, REPOSITORY, edit, make_project, pack_stand_in, train_here
 
 RESULTS = Path("data/results") / f"{EXPERIMENT}.jsonl"
 COSTS = Path("data/results") / f"{EXPERIMENT}.cost.jsonl"
@@ -46,7 +45,7 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     make_project(root / "trained", epochs=2)
     with pytest.MonkeyPatch.context() as patch:
         on_cpu(patch, root / "trained")
-        assert train()
+        assert train_here()
         subprocess.run(["cp", "-a", str(root / "trained"), str(root / "evaluated")], check=True)
         on_cpu(patch, root / "evaluated")
         assert main([EXPERIMENT]) == 0
@@ -74,12 +73,6 @@ def trained(projects: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.fixture
 def evaluated(projects: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return copied(projects["evaluated"], tmp_path, monkeypatch)
-
-
-def train() -> bool:
-    return train_experiment(
-        EXPERIMENT, load_params(), devices=["cpu"], report=lambda event: None, stop=threading.Event()
-    )
 
 
 @pytest.fixture
@@ -187,7 +180,7 @@ def test_only_the_new_replicate_is_evaluated(evaluated: Path, loads: list[str]) 
     before = keys()
     times = {line.run_key: line for line in read_lines(COSTS, CostLine)}
     edit_profile(lambda profile: profile.update(replicates=2))
-    assert train()
+    assert train_here()
     loads.clear()
     assert main([EXPERIMENT]) == 0
     assert sorted(loads) == sorted(set(keys().values()) - set(before.values()))
@@ -204,7 +197,7 @@ def test_new_network_of_one_arm_retimes_all_arms(trained: Path, loads: list[str]
     edit(
         Path("params") / f"{EXPERIMENT}.yaml", lambda experiment: experiment["arms"]["vit"]["model"].update(mlp_dim=24)
     )
-    assert train()
+    assert train_here()
     loads.clear()
     assert main([EXPERIMENT]) == 0
     after = keys()
@@ -285,7 +278,7 @@ def test_damaged_run_does_not_block_others_and_is_evaluated_next_time(
     assert len(stderr) == 2 and "1 of 2 runs are in data/results" in stderr[1]
     assert [line.arm for line in read_lines(RESULTS, ResultLine)] == ["ninformer"]
     assert [line.arm for line in read_lines(COSTS, CostLine)] == ["ninformer"]
-    assert train()
+    assert train_here()
     assert main([EXPERIMENT]) == 0
     assert RESULTS.read_bytes() == whole
 
@@ -295,7 +288,7 @@ def test_failed_training_does_not_block_other_runs(
 ) -> None:
     arm = Path("params") / f"{EXPERIMENT}.yaml"
     edit(arm, lambda experiment: experiment["arms"]["vit"]["model"].update(num_heads=3))  # 3 doesn't divide 16
-    assert not train()
+    assert not train_here()
     loads.clear()
     capsys.readouterr()
     assert main([EXPERIMENT]) == INCOMPLETE
@@ -303,7 +296,7 @@ def test_failed_training_does_not_block_other_runs(
     assert f"vit.0: has no outcome; `dvc repro train@{EXPERIMENT}` trains it" in stderr
     assert list(keys()) == ["ninformer.0"] and loads == [keys()["ninformer.0"]], "ninformer is timed without vit"
     edit(arm, lambda experiment: experiment["arms"]["vit"]["model"].update(num_heads=4))
-    assert train()
+    assert train_here()
     loads.clear()
     assert main([EXPERIMENT]) == 0
     assert list(keys()) == ["ninformer.0", "vit.0"]
@@ -350,10 +343,10 @@ def test_contradictory_result_is_not_written(trained: Path, capsys: pytest.Captu
 
 def test_result_of_a_partial_test_set_is_labelled(trained: Path) -> None:
     edit_profile(lambda profile: profile["overrides"].update(observe_test=False))
-    assert train() and main([EXPERIMENT]) == 0
+    assert train_here() and main([EXPERIMENT]) == 0
     whole = {line.arm: line for line in read_lines(RESULTS, ResultLine)}
     edit_profile(lambda profile: profile.update(test_rows=6))
-    assert train() and main([EXPERIMENT]) == 0
+    assert train_here() and main([EXPERIMENT]) == 0
     chosen = np.linspace(0, 15, 6).astype(int)
     for line in read_lines(RESULTS, ResultLine):
         before = whole[line.arm]
@@ -422,19 +415,8 @@ def test_part_of_real_data_is_a_subset(kind: str) -> None:
         "table": (TableSet(np.zeros((100, 3), np.float32), np.arange(100, dtype=np.float32)), (3,)),
         "text": (TokenSet(np.arange(100, dtype=np.uint16)), (8,)),
     }[kind]
-    info = PackedInfo(
-        dataset="d",
-        provenance="full",
-        digest="0",
-        classes=(),
-        shape=shape,
-        train_images=1,
-        test_images=100,
-        test_rows=None,
-        excluded_test_images=3,
-        source="official",
-        kind=kind,  # type: ignore[arg-type]  # one of three literals
-    )
+    real = {"provenance": "full", "source": "official", "test_images": 100, "excluded_test_images": 3}
+    info = describe("d", kind=kind, shape=shape, **real)
     assert cut_info(info, None) == cut_info(info, 100) == info
     cut = cut_info(info, 5)
     kept = 41 if kind == "text" else 5  # five windows of eight tokens, plus the token that the last one predicts

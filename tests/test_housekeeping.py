@@ -10,7 +10,7 @@ from stages.commands.evidence import ABANDONED_SECONDS, disk_usage, remove_lefto
 from stages.runs.object_store import ObjectStore, StoreFault, open_store
 from stages.runs.store import RunStore, remember, stack_id
 from stages.scheduling.leases import Leases
-from tests.project import bare_spec
+from tests.project import make_spec
 from tests.scheduling.racer import claim
 
 OUTCOME = {"result.json": b"{}", "weights.safetensors": b"w" * 1000}
@@ -72,7 +72,7 @@ def test_store_in_another_folder_is_cleaned(root: Path, tmp_path: Path, monkeypa
 
 def test_scratch_folder_of_a_stack_is_removed_once_all_runs_are_published(root: Path) -> None:
     store = RunStore(root / "data" / "store")
-    specs = (bare_spec(0), bare_spec(1))
+    specs = (make_spec(seed=0), make_spec(seed=1))
     remember(specs, store.scratch)
     folder = store.scratch.root / stack_id(specs)
     store.publish(specs[0].run_key, OUTCOME)

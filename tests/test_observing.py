@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,12 +20,10 @@ from stages.evaluation.scores import IMAGES, accuracy
 from stages.papers.brownian import ViT
 from stages.papers.brownian.walk import head_rows
 from stages.papers.hyperbf import HyperBF
-from stages.params.experiment import load_params
 from stages.recording.builder import record
 from stages.runs.evidence import ResultLine, read_lines, write_lines
-from stages.scheduling.runner import train_experiment
 from stages.upkeep.verifying import look_again
-from tests.project import REPOSITORY, pack_stand_in
+from tests.project import REPOSITORY, pack_stand_in, train_here
 from tests.service.drawn import drawn
 
 TINY = {
@@ -72,10 +69,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         patch.setenv("CLAIMCHECK_DEVICE", "cpu")
-        params = load_params()
         for name in TINY:
-            done = train_experiment(name, params, devices=["cpu"], report=lambda _: None, stop=threading.Event())
-            assert done and main([name]) == 0
+            assert train_here(name) and main([name]) == 0
         record(root, "data/results.db")
         yield root
 

@@ -133,7 +133,8 @@ def test_stacked_networks_share_steps_if_a_rate_is_known(params: Params) -> None
     experiment, profile = params.experiments["dac-sgemm"], params.profiles["paper"]
     assert len(experiment.seeds) == 5
     (cost,) = plan_costs(params, profile, ["dac-sgemm"], one_flop).values()
-    assert cost.stacked == cost.runs
+    (in_tf32,) = plan_costs(params, params.profiles["paper-tf32"], ["dac-sgemm"], one_flop).values()
+    assert in_tf32.stacked == cost.stacked == cost.runs
     gpu = params.rates["cuda"]
     assert gpu.stack_step_seconds is not None
     assert cost.seconds["cuda"] == pytest.approx(cost.steps * gpu.stack_step_seconds / 5)
@@ -327,9 +328,3 @@ def test_tf32_products_have_their_own_rate_and_launch_time_is_unchanged(params: 
     assert plan("paper-tf32", 1).seconds["cuda"] == plan("paper", 1).seconds["cuda"]
     (said,) = in_other_profile("paper-tf32", tf32, printed, params.rates)
     assert said.startswith("Under paper-tf32, everything takes ") and " hours on cuda (" in said
-
-
-def test_tables_are_stacked_under_tf32_as_under_paper(params: Params) -> None:
-    for profile in ("paper-tf32", "paper"):
-        (cost,) = plan_costs(params, params.profiles[profile], ["dac-sgemm"], lambda model, shape, text: 1).values()
-        assert cost.stacked == cost.runs

@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import claimcheck
 from stages.cli import main
 from stages.params.experiment import load_params
-from stages.reported.reading import KINDS
 from stages.reported.units import PrintedNumber, parse_count
 from stages.verdicts import Sample, Status, ValueClaim, judge_value
 from tests.test_architecture import third_party
@@ -55,18 +52,17 @@ def results(scale: float = 1.0, **more: list[float]) -> pd.DataFrame:
         ("−1.20", "", (-1.2, None, 0.01)),
         ("1.5e-3", "", (0.0015, None, 0.0001)),
         (0.25, "nats", (0.25, None, 0.01)),
+        ("97.5_{\\pm 0.2}", "%", (0.975, 0.002, 0.001)),
+        ("0.5 percentage points", "", (0.005, None, 0.001)),
+        ("97.5 ％", "", (0.975, None, 0.001)),
+        ("1,234.5", "", (1234.5, None, 0.1)),
+        ("97.5\\%", "", (0.975, None, 0.001)),
     ],
 )
 def test_printed_number_is_parsed(text: object, unit: str, expected: tuple[float, float | None, float]) -> None:
     found = PrintedNumber.parse(text, unit)
     assert (found.value, found.precision) == pytest.approx((expected[0], expected[2]))
     assert found.std == (None if expected[1] is None else pytest.approx(expected[1]))
-
-
-@pytest.mark.parametrize("text", ["", "n/a", "97.5.1", "about 97", "1,00", "%", "±2", "nan", "inf"])
-def test_invalid_number_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(ValueError, match=r"print it as 97\.5 %"):
-        PrintedNumber.parse(text)
 
 
 @pytest.mark.parametrize("text", ["16", "17 of 16", "0 of 0", "x of y"])
@@ -157,15 +153,6 @@ def test_invalid_row_has_a_reason_and_does_not_stop_others(row: str, said: str) 
     assert problem.line == 3 and said in problem.why
 
 
-def test_mixed_percent_and_fractions_contradict_nothing() -> None:
-    """An error of 0.3 %, given as 0.3, isn't 75 times the printed 0.4 %; with a unit it is judged."""
-    claims = table("t,value,error,ours,,mnist,0.4 %,,,5,")
-    frame = results().assign(metric="error", value=0.39)
-    (problem,) = claimcheck.judge(claims, frame).problems
-    assert "in percent, say so" in problem.why
-    assert [one.ours for one in claimcheck.judge(claims, frame.assign(unit="%")).verdicts] == [pytest.approx(0.0039)]
-
-
 def test_printed_rounding_reaches_the_judge() -> None:
     """The margin of 99.50 % is a tenth of its error, 0.0005; as 0.995 its last digit would make it 0.001."""
     claims = table("t,value,accuracy,ours,,mnist,99.50 %,,,5,")
@@ -200,21 +187,6 @@ def test_unreadable_results_list_what_is_missing(frame: pd.DataFrame, said: str)
         claimcheck.judge(table("t,value,accuracy,ours,,mnist,0.9,,,,"), frame)
 
 
-CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=12)
-
-
-@given(st.lists(st.tuples(st.sampled_from([*KINDS, "x"]), CELLS, CELLS, CELLS, CELLS, CELLS), max_size=4))
-def test_any_cells_give_a_verdict_or_a_problem(cells: list[tuple[str, ...]]) -> None:
-    rows = [
-        {"id": str(number), "kind": kind, "metric": "accuracy", "arm": "ours", "baseline": "base", "dataset": "mnist"}
-        | {"printed": printed, "unit": unit, "std": std, "n": n, "better": better}
-        for number, (kind, printed, unit, std, n, better) in enumerate(cells)
-    ]
-    claims = pd.DataFrame(rows, columns=HEADER.strip().split(","))
-    judged = claimcheck.judge(claims, results())
-    assert len(judged.verdicts) + len(judged.problems) == len(rows)
-
-
 def test_lint_finds_the_gain_that_the_papers_own_table_excludes() -> None:
     """No cells give NiNformer's "wide gain in accuracy of … 16%", unlike all other printed gains of the five papers."""
     assert [problem.id for problem in claimcheck.lint("data/claims.csv")] == ["ninformer.text.c10.acc_vs_localvit"]
@@ -234,9 +206,13 @@ def test_commands_judge_lint_and_write_a_page(tmp_path: Path, capsys: pytest.Cap
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
     assert main(["lint", str(claims)]) == 1 and "line 3: b: 99 isn't a share" in capsys.readouterr().out
     rules = tmp_path / "rules.yaml"
-    rules.write_text("verdicts: {alpha_within: 7}\n", encoding="utf-8")
-    assert main(["judge", str(claims), str(found), "--rules", str(rules)]) == 1
-    assert str(rules) in capsys.readouterr().err
+    for text, words in (
+        ("verdicts: {alpha_within: 7}", str(rules)),
+        ("margins: {loss_share: .inf}", "margins.loss_share"),
+    ):
+        rules.write_text(text, encoding="utf-8")
+        assert main(["judge", str(claims), str(found), "--rules", str(rules)]) == 1
+        assert words in capsys.readouterr().err
     for text in ("looks: anytime\n", "margins: {error_points: 0.5}\n"):
         rules.write_text(text, encoding="utf-8")
         assert main(["judge", str(claims), str(found), "--rules", str(rules)]) == 1  # because of the row with a fault
@@ -246,26 +222,6 @@ def test_commands_judge_lint_and_write_a_page(tmp_path: Path, capsys: pytest.Cap
     assert "lookz" in capsys.readouterr().err
     assert main(["judge", str(claims), "data/claims.csv", "--rules", "params.yaml"]) == 1
     assert "lack the column seed" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("margins: {loss_share: .inf}", "margins.loss_share is inf; expected a finite number"),
-        ("margins: {error_points: .nan}", "margins.error_points is nan"),
-        ("margins: {comparable_points: -1}", "comparable_points is -1"),
-        ("minimum: -5", "minimum is -5; expected 1 to"),
-        ("minimum: 0", "minimum is 0; expected 1 to"),
-        ("indicative_share: 7", "indicative_share is 7.0; expected a share above 0, at most 1"),
-    ],
-)
-def test_impossible_rules_are_refused(
-    text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rules = tmp_path / "rules.yaml"
-    rules.write_text(text, encoding="utf-8")
-    assert main(["judge", "claims.csv", "results.csv", "--rules", str(rules)]) == 1
-    assert words in capsys.readouterr().err
 
 
 def test_first_look_may_be_far_away(tmp_path: Path) -> None:

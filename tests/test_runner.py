@@ -18,9 +18,9 @@ from stages.params.experiment import ParamsError, load_params
 from stages.runs.store import RunStore, outcome_digest, read_run_list, seal
 from stages.scheduling.groups import Event
 from stages.scheduling.planning import longest_first
-from stages.scheduling.runner import keyed_runs, slot_devices, train_experiment
+from stages.scheduling.runner import keyed_runs, slot_devices
 from stages.training import canary
-from tests.project import EXPERIMENT, REPOSITORY, edit, make_project
+from tests.project import EXPERIMENT, REPOSITORY, edit, make_project, train_here
 
 
 @pytest.fixture
@@ -47,14 +47,7 @@ def finished(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def run(events: list[Event] | None = None, stop: threading.Event | None = None, only: list[str] | None = None) -> bool:
-    return train_experiment(
-        EXPERIMENT,
-        load_params(),
-        devices=["cpu"],
-        report=(events if events is not None else []).append,
-        stop=stop or threading.Event(),
-        only=only,
-    )
+    return train_here(report=[].append if events is None else events.append, stop=stop or threading.Event(), only=only)
 
 
 def edit_experiment(change: Callable[[Any], None]) -> None:
@@ -215,8 +208,7 @@ def test_run_whose_state_has_another_canary_starts_over(
         if event.kind == "progress" and event.progress is not None and event.progress["epoch"] == 3:
             stop.set()
 
-    params = load_params()
-    assert not train_experiment(EXPERIMENT, params, devices=["cpu"], report=report, stop=stop)
+    assert not train_here(report=report, stop=stop)
     plain = F.gelu
     monkeypatch.setattr(F, "gelu", lambda x: plain(x) / 2)
     monkeypatch.setattr(canary, "_known", {})  # a new process would have no cached canary
@@ -286,14 +278,7 @@ def test_longest_run_starts_first_and_unbuildable_run_can_be_sorted(project: Pat
     edit_experiment(lambda content: content["arms"]["vit"]["model"].update(dim=256, depth=2))
     params, events = load_params(), list[Event]()
     order = longest_first(params, "auto", FlopCounts().count)
-    train_experiment(
-        EXPERIMENT,
-        params,
-        devices=["cpu"],
-        report=events.append,
-        stop=threading.Event(),
-        order=order,
-    )
+    train_here(report=events.append, order=order)
     assert [event.label.split()[1] for event in events if event.kind == "started"] == ["vit.0", "ninformer.0"]
     edit_experiment(lambda content: content["arms"]["vit"]["model"].update(num_heads=3))
     unbuilt = next(
@@ -334,20 +319,11 @@ def test_run_retrained_alone_keeps_its_thread_count(project: Path, monkeypatch: 
         result = json.loads((Path("data/store/runs") / key / "result.json").read_text(encoding="utf-8"))
         return result["weights_sha256"], result["environment"]["threads"]
 
-    def train() -> bool:
-        return train_experiment(
-            EXPERIMENT,
-            load_params(),
-            devices=["cpu", "cpu"],
-            report=lambda event: None,
-            stop=threading.Event(),
-        )
-
-    assert train()
+    assert train_here(devices=["cpu", "cpu"])
     key = listed("vit")
     before = weights_and_threads(key)
     assert before[1] == 3
     shutil.rmtree(Path("data/store/runs") / key)
     shutil.rmtree("data/runs")
-    assert train()
+    assert train_here(devices=["cpu", "cpu"])
     assert weights_and_threads(key) == before

@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 import sqlite3
-import threading
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,7 @@ from stages.evaluate import main as evaluate
 from stages.params.experiment import describe_cut, load_params, plan_runs
 from stages.recording.builder import record
 from stages.runs.evidence import CostLine, ResultLine, read_lines
-from stages.scheduling.runner import train_experiment
-from tests.project import REPOSITORY
+from tests.project import REPOSITORY, train_here
 
 EXPERIMENT = "nmn-gpt"
 WINDOW, WIDTH, DEPTH, VOCABULARY = 32, 16, 2, 300
@@ -60,9 +58,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         params = load_params()
         name = params.experiments[EXPERIMENT].dataset
         prepare(params.datasets[name], Manifest(dataset=name, source="embedded"), folder, Path("data/processed") / name)
-        stop = threading.Event()
-        assert train_experiment(EXPERIMENT, params, devices=["cpu"], report=lambda event: None, stop=stop)
-        assert evaluate([EXPERIMENT]) == 0
+        assert train_here(EXPERIMENT) and evaluate([EXPERIMENT]) == 0
         record(Path(), "data/results.db")
     return folder
 

@@ -25,20 +25,7 @@ CURVES = {
 
 def as_table(folder: Path) -> Path:
     """Write a W&B export of a runs table."""
-    header = [
-        "Name",
-        "State",
-        "Notes",
-        "User",
-        "Tags",
-        "Created",
-        "Runtime",
-        "Sweep",
-        "model",
-        "seed",
-        "lr",
-        "val/accuracy",
-    ]
+    header = next(csv.reader(["Name,State,Notes,User,Tags,Created,Runtime,Sweep,model,seed,lr,val/accuracy"]))
     rows = [[f"run {n}", "finished", "-", "", "", "", "9", "", arm, str(seed), "0.1", str(curve[-1])]
             for n, ((arm, seed), curve) in enumerate(CURVES.items())]  # fmt: skip
     rows.append(["sunny-sky", "crashed", "-", "", "", "", "1", "", "ours", "9", "0.1", "0.1"])

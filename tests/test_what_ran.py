@@ -19,7 +19,6 @@ import torch
 import yaml
 
 from stages import LOADED
-from stages.datasets.packed import PackedInfo
 from stages.datasets.prepare import class_names
 from stages.params.experiment import load_params, plan_runs
 from stages.results import Result
@@ -27,6 +26,7 @@ from stages.runs.consistency import compare_canaries
 from stages.training import process
 from stages.training.canary import VARIES, Canary, canary_of
 from stages.upkeep.verifying import check_environment
+from tests.packed_table import describe
 from tests.project import EXPERIMENT, REPOSITORY, captured, edit, environment, make_project, whole_file
 
 HYPERBF = "tiny-hyperbf"
@@ -188,19 +188,8 @@ def canaries() -> Iterator[tuple[str, Canary, float]]:
     params, seen = load_params(REPOSITORY), set()
     for experiment in params.experiments.values():
         source = params.datasets[experiment.dataset]
-        info = PackedInfo(
-            dataset=experiment.dataset,
-            provenance="embedded",
-            digest="",
-            classes=class_names(source.classes),
-            shape=source.shape,
-            train_images=0,
-            test_images=0,
-            test_rows=None,
-            excluded_test_images=0,
-            source="embedded",
-            kind=source.kind,
-        )
+        names = class_names(source.classes)
+        info = describe(experiment.dataset, kind=source.kind, shape=source.shape, classes=names)
         for run in plan_runs(experiment, params.profiles["paper"], source, every_role=True):
             for is_stacked in (False, True) if source.kind == "table" else (False,):
                 kind = run.spec.model.path, run.spec.protocol.optimizer.name, is_stacked

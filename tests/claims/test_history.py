@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from service.app import create_app
 from service.settings import Settings
-from stages.claims import ClaimLine, ClaimsError, Trial, read_claims, read_history
+from stages.claims import ClaimLine, ClaimsError, read_claims, read_history
 from stages.claims.history import (
     FOLDER,
     Change,
@@ -64,20 +64,21 @@ class Story:
     registered: str
     after: str
 
-    def mark(self, *revisions: str | None, root: Path | None = None, **changed: object) -> RegistrationMark:
+    def mark(
+        self,
+        *revisions: str | None,
+        root: Path | None = None,
+        claim: ClaimLine | None = None,
+        rules: Rules | None = None,
+        history: Sequence[Change] | None = None,
+    ) -> RegistrationMark:
         """Return the claim's mark for replicates published by these revisions (None: not published)."""
         found = trials(results(EXPERIMENT, {ARM: VALUES[ARM][: len(revisions)]}))
         origins = [None if one is None else dataclasses.replace(ORIGIN, revision=one) for one in revisions]
         made = [dataclasses.replace(trial, origin=origin) for trial, origin in zip(found, origins, strict=True)]
-        return mark(root or self.root, made, **changed)
-
-
-def mark(
-    root: Path, made: Sequence[Trial], *, claim: ClaimLine | None = None, rules: Rules | None = None,
-    history: Sequence[Change] | None = None,
-) -> RegistrationMark:  # fmt: skip
-    known = read_history(root / HISTORY) if history is None else history
-    return Registered(root, rules or params().verdicts, known).mark(claim or claims()[CLAIM], made)
+        root = root or self.root
+        known = read_history(root / HISTORY) if history is None else history
+        return Registered(root, rules or params().verdicts, known).mark(claim or claims()[CLAIM], made)
 
 
 def make_clone(root: Path) -> Path:

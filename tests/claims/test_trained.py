@@ -209,12 +209,6 @@ def test_curve_too_short_for_its_window_is_untested() -> None:
     assert "five epochs" in shared.verdict.explanation
 
 
-def test_metric_missing_from_all_results_is_explained() -> None:
-    lines = results("hyperbf-cifar10", {"vit": MNIST["vit"]}, metric="accuracy")
-    (value,) = judge(claims()["hyperbf.table2.c10.vit"], entered=trials(lines))
-    assert value.verdict.explanation == "There are results, but no result holds best_epoch_accuracy."
-
-
 def test_nats_per_byte_are_not_compared_with_nats_per_token() -> None:
     value, ratio = (claims()[f"nmn.gpt.valloss.{name}"] for name in ("gpt2", "rel"))
     losses = {"gpt2": [0.903, 0.901, 0.902], "aether-gpt": [0.801, 0.803, 0.802]}
@@ -306,31 +300,6 @@ def test_quality_without_a_number_shows_both_arms() -> None:
     (shown,) = judge(claims()["brownian.second_order_accuracy"], entered=trials(lines))
     assert shown.verdict.status is Status.SHOWN
     assert shown.verdict.explanation.endswith("accuracy: cg-fac 0.72 (n = 2), sgd 0.7 (n = 1).")
-
-
-HYPERBF = "hyperbf-cifar10"
-
-
-@pytest.mark.parametrize(
-    ("gain", "comparable", "gap"),
-    [
-        (0.003, Status.SUPPORTED, Status.NOT_REPRODUCED),
-        (0.0, Status.SUPPORTED, Status.NOT_REPRODUCED),
-        (-0.0049, Status.HOLDS_UNDER_READING, Status.REPRODUCED),
-        (-0.016, Status.UNRESOLVED, Status.NOT_REPRODUCED),
-        (-0.02, Status.REVERSED, Status.NOT_REPRODUCED),
-    ],
-)
-def test_hyperbf_is_comparable_unless_clearly_behind(gain: float, comparable: Status, gap: Status) -> None:
-    """The headline is judged separately from the printed loss of 0.49 points."""
-    values = {"vit": [0.7561 + step for step in SPREAD], "hyperbf": [0.7561 + gain + step for step in SPREAD[::-1]]}
-    lines = results(HYPERBF, values, metric="best_epoch_accuracy")
-    headline, loss = judge(
-        *(claims()[f"hyperbf.{i}"] for i in ("comparable.c10", "text.c10.gap")), entered=trials(lines)
-    )
-    assert (headline.verdict.status, loss.verdict.status) == (comparable, gap), headline.verdict.explanation
-    assert headline.ours == loss.ours == pytest.approx(gain, abs=1e-6)
-    assert headline.is_decidable and len(headline.entries) == 10
 
 
 def test_results_of_another_protocol_decide_no_number() -> None:

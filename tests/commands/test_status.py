@@ -11,14 +11,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stages.recording.builder import record
-from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec
 from stages.runs.store import RunStore
 from stages.scheduling.groups import Event, Group
 from stages.scheduling.journal import Journal
 from stages.scheduling.leases import Leases
 from tests.claims.lines import copy_project
 from tests.commands.waiting import claimcheck
-from tests.project import environment
+from tests.project import environment, make_spec
 from tests.terminal import on_terminal
 
 LABEL = "dac-sgemm mlp-25x5.0"
@@ -46,17 +45,7 @@ def project(recorded: Path, tmp_path: Path) -> Path:
 def train_in(project: Path, *, dashboard: str = "") -> None:
     """Write a journal in which one run trains under its lease and is half done, and another failed."""
     store = RunStore(project / "data" / "store")
-    protocol = Protocol(optimizer=OptimizerSpec(name="sgd", lr=0.1), batch_size=1, epochs=1)
-    specs = [
-        RunSpec(
-            model=ModelSpec(path="m:M", arguments={}),
-            protocol=protocol,
-            data_digest="",
-            replicate=Replicate(seed=seed),
-            code={},
-        )
-        for seed in (0, 1)
-    ]
+    specs = [make_spec(seed=seed) for seed in (0, 1)]
     labels = [LABEL, LABEL.replace(".0", ".1")]
     groups = [Group(label=label, specs=(spec,), data=Path()) for label, spec in zip(labels, specs, strict=True)]
     names = {spec.run_key: label.replace(" ", ".") for label, spec in zip(labels, specs, strict=True)}

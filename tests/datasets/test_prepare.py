@@ -14,7 +14,6 @@ from stages.datasets.manifest import (
     DatasetError,
     Manifest,
     check_split,
-    find_shared,
     judge_provenance,
     pixel_statistics,
     read_manifest,
@@ -62,6 +61,7 @@ def test_official_files_become_the_packed_set(tmp_path: Path, dataset: TinyDatas
     images = read_images(tmp_path / "processed/tiny", "train")
     assert images.images.shape == (TRAIN, *dataset.source.shape)
     assert images.labels.tolist() == [index % 10 for index in range(TRAIN)]
+    assert (info.mean, info.std) == pixel_statistics(images.images), "of the training images alone"
 
 
 def test_inexact_test_row_is_omitted_and_counted(tmp_path: Path) -> None:
@@ -200,12 +200,6 @@ def with_shared_pixels() -> TinyDataset:
     return tiny_cifar10({**files, TEST_BATCH: bytes(test)})
 
 
-def test_image_in_both_splits_is_found_regardless_of_class() -> None:
-    train = ImageSet(np.arange(4 * 12, dtype=np.uint8).reshape(4, 3, 2, 2), np.arange(4))
-    test = ImageSet(np.stack([train.images[3] + 1, train.images[2]]), np.array([9, 9]))
-    assert find_shared(train.images, test.images) == [(2, 1)]
-
-
 @pytest.mark.parametrize(("declared", "is_refused"), [(0, True), (1, False), (None, False)])
 def test_official_sets_share_as_many_images_as_declared(tmp_path: Path, declared: int | None, is_refused: bool) -> None:
     dataset = with_shared_pixels()
@@ -219,7 +213,7 @@ def test_official_sets_share_as_many_images_as_declared(tmp_path: Path, declared
         assert prepare(source, manifest, tmp_path, tmp_path / "packed").shared_test_images == 1
 
 
-def test_subset_is_not_checked_for_shared_images(tmp_path: Path) -> None:
+def test_changed_files_of_a_mirror_are_checked_for_shared_images_too(tmp_path: Path) -> None:
     dataset = with_shared_pixels()
     source = dataclasses.replace(
         dataset.source, files=tuple(dataclasses.replace(file, md5="0" * 32) for file in dataset.source.files)
@@ -249,22 +243,6 @@ def test_statistics_equal_numpys() -> None:
     mean, std = pixel_statistics(images)
     np.testing.assert_allclose(mean, images.mean((0, 2, 3)) / 255, rtol=1e-12)
     np.testing.assert_allclose(std, images.std((0, 2, 3), dtype=np.float64) / 255, rtol=1e-12)
-
-
-def test_statistics_ignore_the_test_set(tmp_path: Path) -> None:
-    seen = []
-    for seed in (0, 1):
-        files = cifar10_files()
-        test = np.random.RandomState(seed).bytes(200 * ROW)
-        rows = np.frombuffer(test, dtype=np.uint8).reshape(200, ROW).copy()
-        rows[:, 0] = np.arange(200) % 10
-        dataset = tiny_cifar10({**files, TEST_BATCH: rows.tobytes()})
-        home = tmp_path / str(seed)
-        dataset.write(home / "downloads/tiny")
-        manifest = fetch_dataset("tiny", dataset.source, home, None, lambda line: None)
-        info = prepare(dataset.source, manifest, home, home / "packed")
-        seen.append((info.mean, info.std))
-    assert seen[0] == seen[1]
 
 
 CLASSES = ("cat", "dog")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stages.datasets.archive import walk
-from stages.datasets.manifest import ChecksumMismatch, DatasetError, Digests, Manifest, Pin, digest_file, store_verified
+from stages.datasets.manifest import ChecksumMismatch, DatasetError, Digests, Manifest, Pin, store_verified
 from stages.datasets.mirror import copy_to_mirror, main
 from stages.datasets.sources import fetch_dataset, find_source
 from stages.params.experiment import DatasetSource, SourceFile
@@ -298,13 +298,6 @@ def test_command_mirrors_every_fetched_data_set(
 CONTENT = b"seven bytes" * 7
 MD5 = hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-
-
-def test_verified_bytes_are_stored_with_their_digests(tmp_path: Path) -> None:
-    target = tmp_path / "new/folder/file"
-    digests = store_verified([CONTENT[:5], CONTENT[5:]], target, Pin(official_md5=MD5), "here")
-    assert target.read_bytes() == CONTENT
-    assert digests == Digests(md5=MD5, sha256=SHA256, size_bytes=77) == digest_file(target)
 
 
 def test_wrong_bytes_leave_the_old_file_alone(tmp_path: Path) -> None:

@@ -412,17 +412,6 @@ def test_files_of_documents_are_divided_by_their_names(tmp_path: Path, kind: str
     assert found == [train, test] and info.split_note == "8 bytes of validation left out, because test is the test set"
 
 
-def test_files_of_plain_text_are_divided_by_their_names(tmp_path: Path) -> None:
-    folder = tmp_path / "downloads/mine"
-    folder.mkdir(parents=True)
-    for name in ("test", "train"):
-        (folder / f"{name}.txt").write_text(f"{name} is a text of some letters", encoding="utf-8")
-    files = (SourceFile(name="test.txt"), SourceFile(name="train.txt"))
-    source = dataclasses.replace(declare_text(31, 30), files=files)
-    (train, test), _ = pack_table(tmp_path, source)
-    assert (train[:5], test[:5]) == (b"train", b"test ")
-
-
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_missing_documents_are_refused_or_dropped(tmp_path: Path, kind: str) -> None:
     write_table(tmp_path / f"downloads/mine/mine.{kind}", kind, ["a" * 9, None, "b" * 9])

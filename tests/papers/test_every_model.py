@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from stages.papers import build_model, model_paths
 from stages.papers.brownian import ViT as BrownianViT
 from stages.papers.dac import DACMLP, MLP
+from stages.papers.ninformer import ViT
 from stages.run import ModelSpec
 from tests.papers.brownian import conftest as brownian
 from tests.papers.dac import conftest as dac
@@ -186,22 +187,10 @@ def test_models_take_only_keyword_arguments() -> None:
 
 
 VIT = "stages.papers.ninformer.vit:ViT"
-ARGUMENTS = {
-    "image_size": 8,
-    "in_channels": 1,
-    "num_classes": 2,
-    "patch_size": 4,
-    "dim": 4,
-    "depth": 1,
-    "num_heads": 2,
-    "mlp_dim": 4,
-    "dropout": 0.0,
-}
+ARGUMENTS = ninformer.SMALL | ninformer.OWN[ViT] | {"dropout": 0.0}
 
 
 def test_spec_builds_the_class_it_names() -> None:
-    from stages.papers.ninformer import ViT
-
     assert type(build_model(ModelSpec(path=VIT, arguments=ARGUMENTS))) is ViT
 
 

@@ -14,7 +14,7 @@ from stages.scheduling.groups import EngineError, Event, Group
 from stages.scheduling.leases import Leases
 from stages.scheduling.ray_bridge import SHORT_OF_MEMORY, Resources
 from stages.scheduling.ray_engine import Timeouts
-from tests.project import bare_spec
+from tests.project import make_spec
 
 NODE = Resources(cpus=2, gpus=1)
 
@@ -81,7 +81,7 @@ class Trainings:
         timeouts = Timeouts(silent=0.3, stuck=0.4, stopping=5, unreachable=5)
         monkeypatch.setattr(ray_engine, "TIMEOUTS", timeouts)
         self.store, self.seen, self.stop = RunStore(folder), list[Event](), threading.Event()
-        self.groups = [Group(label=f"a x.{seed}", specs=(bare_spec(seed),), data=folder) for seed in (0, 1)]
+        self.groups = [Group(label=f"a x.{seed}", specs=(make_spec(seed=seed),), data=folder) for seed in (0, 1)]
         self.keys = [group.run_keys[0] for group in self.groups]
 
     def run(self, cluster: Any, devices: list[str]) -> None:

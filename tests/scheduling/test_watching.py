@@ -11,14 +11,14 @@ from stages.runs.store import FolderScratch, RunStore
 from stages.scheduling.groups import Event, Group
 from stages.scheduling.journal import PREFIX, Journal, ProgressRow, Watched, left_to_train, read_sessions, watch
 from stages.scheduling.leases import EXPIRY_SECONDS, Leases, process_identity
-from tests.project import bare_spec
+from tests.project import make_spec
 from tests.scheduling.racer import claim
 
 PRICES = {"cpu": 0.36}
 PROGRESS = {"epoch": 1, "epochs": 4, "step": 25, "total_steps": 100, "samples_per_second": 50.0, "scores": {}}
 
 
-GROUPS = [Group(label=f"a x.{seed}", specs=(bare_spec(seed),), data=Path()) for seed in range(3)]
+GROUPS = [Group(label=f"a x.{seed}", specs=(make_spec(seed=seed),), data=Path()) for seed in range(3)]
 NAMES = {group.run_keys[0]: f"a.x.{seed}" for seed, group in enumerate(GROUPS)}
 
 

@@ -27,11 +27,6 @@ from tests.service.results_factory import REPOSITORY
 GAIN = "/claims/dac.sgemm.gain"
 
 
-@pytest.fixture(scope="module")
-def client(published_client: TestClient) -> TestClient:
-    return published_client
-
-
 def linked_data(client: TestClient, address: str) -> dict[str, Any]:
     found = re.search(r'(?s)<script type="application/ld\+json">(.*?)</script>', client.get(address).text)
     assert found is not None
@@ -39,8 +34,8 @@ def linked_data(client: TestClient, address: str) -> dict[str, Any]:
     return read
 
 
-def test_decided_claim_is_a_review_for_search_engines(client: TestClient) -> None:
-    review, claim = linked_data(client, GAIN), client.get(f"/api/v1{GAIN}").json()
+def test_decided_claim_is_a_review_for_search_engines(published_client: TestClient) -> None:
+    review, claim = linked_data(published_client, GAIN), published_client.get(f"/api/v1{GAIN}").json()
     assert (review["@context"], review["@type"]) == ("https://schema.org", "ClaimReview")
     assert (claim["verdict"]["status"], claim["verdict"]["size"]["status"]) == (
         "supported",
@@ -48,23 +43,23 @@ def test_decided_claim_is_a_review_for_search_engines(client: TestClient) -> Non
     )
     assert review["reviewRating"]["alternateName"] == "holds, size open, at 18, 25 and 35 units, exploratory"
     assert review["reviewRating"]["ratingValue"] == review["reviewRating"]["bestRating"] - 1, "its size is open"
-    part = linked_data(client, "/claims/dac.sgemm.crossover_low")["reviewRating"]
+    part = linked_data(published_client, "/claims/dac.sgemm.crossover_low")["reviewRating"]
     assert part["ratingValue"] == part["bestRating"] - 1, "its statement covers four sizes only"
-    (counted,) = client.get("/api/v1/claims?verdict=holds&limit=1").json()
-    whole = linked_data(client, f"/claims/{counted['id']}")["reviewRating"]
+    (counted,) = published_client.get("/api/v1/claims?verdict=holds&limit=1").json()
+    whole = linked_data(published_client, f"/claims/{counted['id']}")["reviewRating"]
     assert whole["ratingValue"] == whole["bestRating"] == 5
     assert review["itemReviewed"]["appearance"]["url"] == "https://arxiv.org/abs/2301.00924v3"
     assert review["url"] == f"http://127.0.0.1{GAIN}" and re.fullmatch(r"\d{4}-\d\d-\d\d", review["datePublished"])
-    assert "reviewRating" not in linked_data(client, "/claims/dac.sgemm.uniform"), "it is open"
-    against = linked_data(client, "/claims/nmn.ext.mnist.frameworks")
+    assert "reviewRating" not in linked_data(published_client, "/claims/dac.sgemm.uniform"), "it is open"
+    against = linked_data(published_client, "/claims/nmn.ext.mnist.frameworks")
     assert against["reviewRating"]["alternateName"] in ("fails, exploratory", "fails, confirmatory")
     assert against["reviewRating"]["ratingValue"] == against["reviewRating"]["worstRating"] == 1
 
 
-def test_claim_is_cited_with_verdict_and_digest(client: TestClient) -> None:
-    found = re.search(r"(?s)@misc\{.*?\n\}", client.get(GAIN).text)
+def test_claim_is_cited_with_verdict_and_digest(published_client: TestClient) -> None:
+    found = re.search(r"(?s)@misc\{.*?\n\}", published_client.get(GAIN).text)
     assert found is not None
-    entry, verdict = unescape(found[0]), client.get(f"/api/v1{GAIN}").json()["verdict"]
+    entry, verdict = unescape(found[0]), published_client.get(f"/api/v1{GAIN}").json()["verdict"]
     assert entry.startswith("@misc{claimcheck-dac-sgemm-gain,")
     assert (
         "falls by 0.25: holds, size open, at 18, 25 and 35 units, exploratory}}" in entry
@@ -74,10 +69,10 @@ def test_claim_is_cited_with_verdict_and_digest(client: TestClient) -> None:
     assert entry.count("{") == entry.count("}") and "url =" not in entry, "the answering host is no permanent address"
 
 
-def test_citations_use_the_configured_permanent_address(client: TestClient, published: str) -> None:
+def test_citations_use_the_configured_permanent_address(published_client: TestClient, published: str) -> None:
     settings = Settings(root=REPOSITORY, database=published, address="https://claims.example/check/")
     own = TestClient(create_app(settings), base_url="http://127.0.0.1")
-    digest = client.get(f"/api/v1{GAIN}").json()["verdict"]["digest"][:12]
+    digest = published_client.get(f"/api/v1{GAIN}").json()["verdict"]["digest"][:12]
     for page, url in (
         (GAIN, f"{GAIN}?cited={digest}"),
         ("/papers/dac", "/papers/dac"),
@@ -87,66 +82,66 @@ def test_citations_use_the_configured_permanent_address(client: TestClient, publ
         assert len(entries) == 1 and f"url = {{https://claims.example/check{url}}}" in entries[0]
 
 
-def test_cited_address_reports_a_changed_verdict(client: TestClient) -> None:
-    digest = client.get(f"/api/v1{GAIN}").json()["verdict"]["digest"]
-    assert "Nothing has changed since" in client.get(f"{GAIN}?cited={digest[:12]}").text
-    html = client.get(f"{GAIN}?cited=0123456789ab").text
+def test_cited_address_reports_a_changed_verdict(published_client: TestClient) -> None:
+    digest = published_client.get(f"/api/v1{GAIN}").json()["verdict"]["digest"]
+    assert "Nothing has changed since" in published_client.get(f"{GAIN}?cited={digest[:12]}").text
+    html = published_client.get(f"{GAIN}?cited=0123456789ab").text
     assert "cited with the verdict 0123456789ab, which has changed since" in html and 'href="#changes-title"' in html
-    assert "was cited" not in client.get(GAIN).text
+    assert "was cited" not in published_client.get(GAIN).text
 
 
-def test_pairs_and_tables_have_the_same_numbers_as_compare(client: TestClient) -> None:
-    pairs = client.get(f"/api/v1{GAIN}").json()["pairs"]
+def test_pairs_and_tables_have_the_same_numbers_as_compare(published_client: TestClient) -> None:
+    pairs = published_client.get(f"/api/v1{GAIN}").json()["pairs"]
     assert len(pairs) == 15
     for ours in (pair["ours"] for pair in pairs):
         assert list(ours) == ["value", "low", "high", "n"]
         assert ours["low"] < ours["value"] < ours["high"] and ours["n"] == 5
-    tables = client.get("/api/v1/verdicts").json()["tables"]
+    tables = published_client.get("/api/v1/verdicts").json()["tables"]
     assert tables and not {"gain", "low", "high"} & set(tables[0]) and "ours" in tables[0]
 
 
-def test_claim_states_the_number_of_trainings_and_environments(client: TestClient, published: str) -> None:
-    keys = {run["run_key"] for run in client.get(f"/api/v1{GAIN}").json()["runs"]}
+def test_claim_states_the_number_of_trainings_and_environments(published_client: TestClient, published: str) -> None:
+    keys = {run["run_key"] for run in published_client.get(f"/api/v1{GAIN}").json()["runs"]}
     with closing(sqlite3.connect(published)) as database:
         found = dict(database.execute("SELECT run_key, environment_digest FROM results"))
     places = {found[key] for key in keys}
-    assert f">{len(keys)} trainings in {len(places)} environments</dd>" in client.get(GAIN).text
+    assert f">{len(keys)} trainings in {len(places)} environments</dd>" in published_client.get(GAIN).text
     assert len(keys) > len(places) > 1
-    assert "trainings in" not in client.get("/claims/ninformer.table2.mnist.vit").text
+    assert "trainings in" not in published_client.get("/claims/ninformer.table2.mnist.vit").text
 
 
-def test_table_is_cited_with_the_digest_of_all_results(client: TestClient) -> None:
-    found = re.search(r"(?s)@misc\{.*?\n\}", client.get("/experiments/dac-sgemm").text)
+def test_table_is_cited_with_the_digest_of_all_results(published_client: TestClient) -> None:
+    found = re.search(r"(?s)@misc\{.*?\n\}", published_client.get("/experiments/dac-sgemm").text)
     assert found is not None
-    entry, content = unescape(found[0]), client.get("/health/ready").json()["detail"][len("results ") :][:12]
+    entry, content = unescape(found[0]), published_client.get("/health/ready").json()["detail"][len("results ") :][:12]
     assert entry.startswith("@misc{claimcheck-dac-sgemm,") and f"results {content}" in entry
     assert "full-length training on official data" in entry and "url =" not in entry
 
 
-def test_badges_show_the_verdict_and_are_valid_svg(client: TestClient) -> None:
-    answer = client.get(f"{GAIN}/badge.svg")
+def test_badges_show_the_verdict_and_are_valid_svg(published_client: TestClient) -> None:
+    answer = published_client.get(f"{GAIN}/badge.svg")
     assert answer.headers["content-type"] == "image/svg+xml"
     title = ElementTree.fromstring(answer.text).findtext("{http://www.w3.org/2000/svg}title")
     assert title is not None and re.fullmatch(
         r"claim: holds, size open, at 18, 25 and 35 units, exploratory, n = 5, 2026-\d\d", title
     )
-    (counts,) = client.get("/api/v1/verdicts?paper=dac").json()["papers"]
-    paper = client.get("/papers/dac/badge.svg").text
+    (counts,) = published_client.get("/api/v1/verdicts?paper=dac").json()["papers"]
+    paper = published_client.get("/papers/dac/badge.svg").text
     parts = [counts["plainly"], counts["opposed"], counts["open"] + counts["under_reading"], counts["waiting"]]
     told = [
         f"{number} {word}" for number, word in zip(parts, ("hold", "fail", "open", "not tested"), strict=True) if number
     ]
     assert f"claims: {', '.join(told)}<" in paper
-    front = re.findall(r'title="(\d+) (?:holds|fails|open|not tested)"', client.get("/").text)
+    front = re.findall(r'title="(\d+) (?:holds|fails|open|not tested)"', published_client.get("/").text)
     assert [*map(str, parts)] in [front[at : at + 4] for at in range(0, len(front), 4)], "counted as on the front page"
     fills = re.findall(r'<rect x="[^"]+" width="\d+" height="22" fill="([^"]+)"', paper)
     sides = [side for number, side in zip(parts, ("for", "against", "open", "waiting"), strict=True) if number]
     assert fills[1:] == [COLOURS[side] for side in sides], "each part has its own colour"
-    with client.app.state.claimcheck.reading.sessions() as session:  # type: ignore[attr-defined]
+    with published_client.app.state.claimcheck.reading.sessions() as session:  # type: ignore[attr-defined]
         nothing = tally(session, ClaimFilter(experiment="none"))[0]
     assert paper_badge(nothing).count("<rect x=") == 2
     for address in ("/claims/x/badge.svg", "/papers/x/badge.svg"):
-        assert client.get(address).status_code == 404
+        assert published_client.get(address).status_code == 404
     ElementTree.fromstring(badge("a<b", [('c&d"', "#000")]))
 
 
@@ -207,12 +202,12 @@ def test_executable_address_is_not_linked(own_root: Path) -> None:
 @pytest.mark.filterwarnings("ignore:ConjunctiveGraph:DeprecationWarning")
 @pytest.mark.parametrize(("address", "rows"), [("/?dataset=mnist", 10), ("/experiments/ninformer-mnist", 4)])
 def test_results_are_croissant_data_sets_with_readable_tables(
-    client: TestClient, address: str, rows: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    published_client: TestClient, address: str, rows: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    described = linked_data(client, address)
+    described = linked_data(published_client, address)
     (table,) = described["distribution"]
-    (tmp_path / table["@id"]).write_bytes(client.get(table["contentUrl"]).content)
-    table["contentUrl"] = table["@id"]  # the test client has no port
+    (tmp_path / table["@id"]).write_bytes(published_client.get(table["contentUrl"]).content)
+    table["contentUrl"] = table["@id"]  # the test published_client has no port
     (tmp_path / "croissant.json").write_text(json.dumps(described), encoding="utf-8")
     read = mlcroissant.Dataset(tmp_path / "croissant.json")
     assert not read.metadata.ctx.issues.errors and "@context` is not standard" not in caplog.text
@@ -223,8 +218,8 @@ def test_results_are_croissant_data_sets_with_readable_tables(
     assert described["url"] == f"http://127.0.0.1{address}" and described["isBasedOn"]["name"]
 
 
-def test_paper_is_an_article_that_our_page_is_about(client: TestClient) -> None:
-    article = linked_data(client, "/papers/dac")
+def test_paper_is_an_article_that_our_page_is_about(published_client: TestClient) -> None:
+    article = linked_data(published_client, "/papers/dac")
     assert (article["@type"], article["url"]) == ("ScholarlyArticle", "https://arxiv.org/abs/2301.00924v3")
     assert article["subjectOf"]["url"] == "http://127.0.0.1/papers/dac"
 

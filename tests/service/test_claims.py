@@ -13,21 +13,6 @@ from tests.service.results_factory import REPOSITORY
 from tests.service.test_errors import assert_problem
 
 
-def test_every_claim_has_a_verdict(client: TestClient) -> None:
-    claims = client.get("/api/v1/claims").json()
-    assert len(claims) == 16
-    assert {claim["verdict"]["rules"] for claim in claims} == {load_params(REPOSITORY).verdicts.digest()}
-    assert all(claim["verdict"]["explanation"].endswith(".") for claim in claims)
-
-
-def test_placeholder_and_short_runs_give_no_verdict(client: TestClient) -> None:
-    for dataset in ("cifar10", "cifar100"):
-        claims = client.get(f"/api/v1/claims?dataset={dataset}").json()
-        assert len(claims) == 4
-        assert {claim["verdict"]["status"] for claim in claims} == {"not tested"}
-        assert {claim["verdict"]["ours"] for claim in claims} == {None}
-
-
 def test_claim_shows_its_runs_and_their_cost(client: TestClient) -> None:
     claim = client.get("/api/v1/claims/ninformer.table2.mnist.ninformer").json()
     assert claim["experiments"] == ["ninformer-mnist"] and claim["datasets"] == ["mnist"]

@@ -5,7 +5,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.http.errors import preferred
-from stages.results.estimates import COLUMNS
 
 OFFERS = {"json": "application/json", "csv": "text/csv"}
 
@@ -35,20 +34,6 @@ def test_every_experiment_is_compared_without_a_filter(client: TestClient) -> No
     assert client.get("/compare?paper=ninformer").json() == client.get("/compare").json()
 
 
-def test_placeholder_results_are_never_compared(client: TestClient) -> None:
-    (comparison,) = client.get("/compare?dataset=cifar10").json()["comparisons"]
-    assert comparison["label"].startswith("placeholder data")
-    reason = "placeholder data: its number says nothing about the claim"
-    assert comparison["reason"] == reason
-    for arm in comparison["arms"]:
-        assert (arm["ours"], arm["reason"]) == (None, reason)
-        assert (arm["difference"], arm["rank_ours"], arm["rank_printed"]) == (None, None, None)
-    rows = list(csv.DictReader(io.StringIO(client.get("/compare?dataset=cifar10&format=csv").text)))
-    for row in rows:
-        assert {row[name] for name in COLUMNS if name.startswith(("ours", "difference", "rank"))} == {""}
-        assert (row["reason"], row["provenance"]) == (reason, "embedded")
-
-
 def test_results_are_filtered_by_provenance(client: TestClient) -> None:
     """CIFAR-100 has runs on part of the data and on placeholder data."""
     answers = {}
@@ -65,14 +50,6 @@ def test_results_are_filtered_by_provenance(client: TestClient) -> None:
     refused = client.get("/compare?provenance=half")
     assert refused.status_code == 422 and refused.headers["content-type"] == "application/problem+json"
     assert refused.json()["detail"] == "query.provenance: input should be 'embedded', 'subset' or 'full', got 'half'"
-
-
-def test_both_numbers_have_their_standard_errors(client: TestClient) -> None:
-    (comparison,) = client.get("/compare?dataset=mnist").json()["comparisons"]
-    assert comparison["printed_metrics"] == ["accuracy", "inference_time"]
-    for arm in comparison["arms"]:
-        assert arm["ours"]["stderr"] == pytest.approx(arm["ours"]["std"] / 3**0.5)
-        assert (arm["ours"]["n"], arm["printed"]["n"], arm["printed"]["stderr"]) == (3, 1, None)
 
 
 def test_csv_has_the_same_numbers_as_json(client: TestClient) -> None:

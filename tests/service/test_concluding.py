@@ -100,15 +100,10 @@ def trend_of(gains: dict[int, float]) -> Trend:
     return Trend(factor="width", gains=dict(gains), pairs=pairs)
 
 
-@pytest.fixture(scope="module")
-def client(published_client: TestClient) -> TestClient:
-    return published_client
-
-
-def test_claim_page_opens_with_the_result_for_the_part_that_ran(client: TestClient) -> None:
-    html = client.get("/claims/dac.sgemm.gain").text
+def test_claim_page_opens_with_the_result_for_the_part_that_ran(published_client: TestClient) -> None:
+    html = published_client.get("/claims/dac.sgemm.gain").text
     box = unescape(html[html.index('<div class="fidelity') :].partition("</div>")[0])
-    verdict = client.get("/api/v1/claims/dac.sgemm.gain").json()["verdict"]
+    verdict = published_client.get("/api/v1/claims/dac.sgemm.gain").json()["verdict"]
     scope = verdict["scope"]
     assert (scope["ran"], scope["missing"]) == ([18, 25, 35], [50, 71, 100, 141])
     assert (scope["pairs"], scope["planned_pairs"]) == (15, 35)
@@ -127,15 +122,15 @@ def test_claim_page_opens_with_the_result_for_the_part_that_ran(client: TestClie
     assert "We trained both models again" in box and verdict["explanation"] not in box.partition("<summary>")[0]
 
 
-def test_pages_mark_every_rule_written_after_results(client: TestClient, published: str) -> None:
-    claims = client.get("/api/v1/claims?limit=1000").json()
+def test_pages_mark_every_rule_written_after_results(published_client: TestClient, published: str) -> None:
+    claims = published_client.get("/api/v1/claims?limit=1000").json()
     later = {claim["id"]: claim for claim in claims if claim["verdict"]["seen_before_rule"] is not None}
     assert {"dac.sgemm.uniform", "dac.sgemm.crossover_low", "dac.sgemm.crossover_high"} <= set(later)
-    method = unescape(client.get("/method").text)
+    method = unescape(published_client.get("/method").text)
     for name, claim in later.items():
         seen, what = claim["verdict"]["seen_before_rule"], "pair" if claim["baseline_arm"] else "result"
         sentence = f"Judged by a rule written after {seen} {what}{'' if seen == 1 else 's'} had been seen"
-        box = unescape(client.get(f"/claims/{name}").text).partition('<dl class="tiles">')[0]
+        box = unescape(published_client.get(f"/claims/{name}").text).partition('<dl class="tiles">')[0]
         assert sentence in box and "beforehand" not in box, name
         assert re.search(rf'{sentence}: <a href="/claims/{name}">', method), name
     assert "beforehand" not in method

@@ -49,11 +49,6 @@ OPEN = ("modules", "code", "facts", "environment", "spec", "protocol", "by_kind"
 
 
 @pytest.fixture(scope="module")
-def client(published_client: TestClient) -> TestClient:
-    return published_client
-
-
-@pytest.fixture(scope="module")
 def examples() -> dict[str, dict[str, Any]]:
     read: dict[str, dict[str, Any]] = json.loads(EXAMPLES.read_text(encoding="utf-8"))
     return read
@@ -105,8 +100,10 @@ def shape(value: Any) -> Any:
     return float if isinstance(value, int | float) and not isinstance(value, bool) else type(value)
 
 
-def test_examples_match_answers_on_the_published_evidence(client: TestClient, examples: dict[str, Any]) -> None:
-    asked = ask_all(client)
+def test_examples_match_answers_on_the_published_evidence(
+    published_client: TestClient, examples: dict[str, Any]
+) -> None:
+    asked = ask_all(published_client)
     if os.environ.get("CLAIMCHECK_WRITE"):
         EXAMPLES.write_text(json.dumps(asked, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     assert list(asked) == list(examples)
@@ -117,12 +114,14 @@ def test_examples_match_answers_on_the_published_evidence(client: TestClient, ex
     assert top[0]["name"] == "7", "the drawn image"
 
 
-def test_every_example_is_in_the_openapi_document_and_on_its_page(client: TestClient, examples: dict[str, Any]) -> None:
+def test_every_example_is_in_the_openapi_document_and_on_its_page(
+    published_client: TestClient, examples: dict[str, Any]
+) -> None:
     operations = [
-        item for path in client.get("/api/v1/openapi.json").json()["paths"].values() for item in path.values()
+        item for path in published_client.get("/api/v1/openapi.json").json()["paths"].values() for item in path.values()
     ]
     by_name = {item["operationId"]: item for item in operations}
-    page = client.get("/docs").text
+    page = published_client.get("/docs").text
     for name, example in examples.items():
         assert by_name[name]["x-codeSamples"][0]["source"] == example["curl"]
         assert by_name[name]["responses"]["200"]["content"]["application/json"]["example"] == example["answer"]

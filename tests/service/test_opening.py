@@ -48,14 +48,9 @@ def test_question_is_answered_by_the_words_of_its_claims(statuses: list[str], sa
     assert answer(rows, {"e": short}) == said
 
 
-@pytest.fixture(scope="module")
-def client(published_client: TestClient) -> TestClient:
-    return published_client
-
-
-def test_front_page_counts_equal_the_databases(client: TestClient) -> None:
-    html = unescape(client.get("/").text)
-    papers = client.get("/api/v1/verdicts").json()["papers"]
+def test_front_page_counts_equal_the_databases(published_client: TestClient) -> None:
+    html = unescape(published_client.get("/").text)
+    papers = published_client.get("/api/v1/verdicts").json()["papers"]
     cards = re.findall(
         r'<a class="([\w ]+)" href="/claims\?verdict=[\w%]+"><strong><span aria-hidden="true">.</span> (\d+)', html
     )
@@ -68,7 +63,7 @@ def test_front_page_counts_equal_the_databases(client: TestClient) -> None:
     }
     read, left = (sum(paper[name] for paper in papers) for name in ("under_reading", "open"))
     assert f"open: {left} not decided by the runs, {read} that depend on how the text is read." in html
-    claims = client.get("/api/v1/claims?limit=1000").json()
+    claims = published_client.get("/api/v1/claims?limit=1000").json()
     late = [claim for claim in claims if (claim["verdict"]["registration"] or {}).get("mark") == "exploratory"]
     assert f"Of the verdicts by training, {len(late)} are exploratory" in html and html.count("exploratory") == 1
 
@@ -94,10 +89,10 @@ def test_every_number_in_the_picture_is_its_claims(computed_client: TestClient) 
     assert fails and len(re.findall(r'class="cross"', html)) == len(fails)
 
 
-def test_waiting_claims_are_sorted_by_what_their_plan_can_show(client: TestClient) -> None:
+def test_waiting_claims_are_sorted_by_what_their_plan_can_show(published_client: TestClient) -> None:
     """Recomputed from each claim's power."""
-    claims = client.get("/api/v1/claims?limit=1000").json()
-    for paper in client.get("/api/v1/verdicts").json()["papers"]:
+    claims = published_client.get("/api/v1/claims?limit=1000").json()
+    for paper in published_client.get("/api/v1/verdicts").json()["papers"]:
         outlook = paper["outlook"]
         waiting = [
             claim["verdict"]["power"]

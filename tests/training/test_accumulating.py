@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from stages.run import ModelSpec, Protocol, RecipeSpec, RunSpec
+from stages.run import Protocol, RecipeSpec
 from stages.training.images import ImageClassification, LabelledImages
 from stages.training.loop import Task, _Training, measure
 from stages.training.options import OptionsTraining
@@ -19,6 +19,7 @@ from stages.training.session import Session
 from stages.training.tables import Regression, TableRows
 from stages.training.tasks import Segmentation, task_named
 from stages.training.tokens import NextToken, TokenWindows
+from tests.project import make_spec
 from tests.training.test_loop import REPLICATE, make_protocol
 
 ROWS, SIDE, CLASSES = 12, 4, 3
@@ -132,10 +133,8 @@ NOTHING: Any = {"save": lambda _: None, "progress": lambda _: None, "should_stop
 def gradient(task: Task, model: nn.Module, protocol: Protocol, rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Gradients of the batch `rows`, and the task's sums over it."""
     if protocol.has_options:
-        spec = RunSpec(
-            model=ModelSpec(path="", arguments={}), protocol=protocol, data_digest="", replicate=REPLICATE, code={}
-        )
-        training: _Training = OptionsTraining(Session(spec, model, task, None), **NOTHING)
+        session = Session(make_spec(protocol=protocol, seed=REPLICATE.seed), model, task, None)
+        training: _Training = OptionsTraining(session, **NOTHING)
     else:
         training = _Training(model, task, protocol, REPLICATE, observe=None, **NOTHING)
     sums = training._gradients(*task.training_batch(rows, torch.Generator().manual_seed(3)))

@@ -17,7 +17,7 @@ from torch import nn
 from stages.checkpoint.predictor import load_predictor
 from stages.datasets.packed import ImageSet
 from stages.params.experiment import ParamsError, plan_runs
-from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
+from stages.run import OptimizerSpec, Protocol, RunSpec, SplitSpec
 from stages.runs.fingerprint import OPTIONS, code_today
 from stages.runs.store import FolderScratch, RunStore
 from stages.scheduling.groups import is_worth_stacking
@@ -29,7 +29,7 @@ from stages.training.session import Session
 from stages.worker import Job, train_run
 from tests.doc_examples import read_examples
 from tests.packed_table import pack_images
-from tests.project import REPOSITORY
+from tests.project import REPOSITORY, make_spec
 from tests.test_imported import params_with
 from tests.training.test_loop import (
     REPLICATE,
@@ -52,8 +52,7 @@ CLIPPED = OptimizerSpec(
 
 
 def spec_of(protocol: Protocol) -> RunSpec:
-    model = ModelSpec(path="", arguments={})
-    return RunSpec(model=model, protocol=protocol, data_digest="", replicate=REPLICATE, code={})
+    return make_spec(protocol=protocol, seed=REPLICATE.seed)
 
 
 def train(
@@ -162,13 +161,7 @@ def test_training_with_options_is_published_and_keyed(tmp_path: Path) -> None:
     arguments = {"image_size": 8, "in_channels": 1, "num_classes": 2, "patch_size": 4, "dim": 8, "depth": 1}
     arguments |= {"num_heads": 1, "mlp_dim": 8, "dropout": 0.1}
     protocol = make_protocol(batch_size=4, epochs=2, accumulate=2, ema=0.9, precision="float16")
-    spec = RunSpec(
-        model=ModelSpec(path="stages.papers.ninformer.vit:ViT", arguments=arguments),
-        protocol=protocol,
-        data_digest=info.digest,
-        replicate=Replicate(seed=0),
-        code={},
-    )
+    spec = make_spec("stages.papers.ninformer.vit:ViT", arguments, protocol, digest=info.digest)
     spec = dataclasses.replace(spec, code=code_today(spec.to_dict()) or {})
     assert OPTIONS in spec.code and RunSpec.from_dict(spec.to_dict()).run_key == spec.run_key
     plain = dataclasses.replace(protocol, accumulate=None, ema=None, precision="float32")
@@ -219,9 +212,8 @@ def test_options_train_on_one_device_and_unstacked(options: dict[str, Any]) -> N
     session = Session(spec_of(make_protocol(**options)), nn.Linear(1, 1), None, None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="can't be shared among devices"):
         with_options(session, 2)
-    model = ModelSpec(path="stages.papers.dac.mlp:MLP", arguments={"width": 8})
     plain = Protocol(optimizer=OptimizerSpec(name="adam", lr=0.1), batch_size=1, epochs=100)
-    spec = RunSpec(model=model, protocol=plain, data_digest="", replicate=REPLICATE, code={})
+    spec = make_spec("stages.papers.dac.mlp:MLP", {"width": 8}, plain)
     assert is_worth_stacking(spec, 1000)
     assert not is_worth_stacking(dataclasses.replace(spec, protocol=dataclasses.replace(plain, **options)), 1000)
 

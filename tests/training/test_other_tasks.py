@@ -29,7 +29,6 @@ from stages.run import (
     OptimizerSpec,
     Protocol,
     RecipeSpec,
-    Replicate,
     RunSpec,
     SplitSpec,
 )
@@ -43,7 +42,7 @@ from stages.training.session import Session
 from stages.training.tasks import TASKS, Segmentation, task_named, with_task
 from stages.worker import Job, train_run
 from tests.packed_table import pack_images
-from tests.project import EXPERIMENT, edit, make_project
+from tests.project import EXPERIMENT, edit, make_project, make_spec
 
 PROTOCOL = Protocol(
     optimizer=OptimizerSpec(name="adam", lr=0.01),
@@ -56,13 +55,7 @@ PROTOCOL = Protocol(
 NAMED: Any = {"title": "", "reader": "npz", "train": 0, "test": 0, "licence": "", "homepage": "", "urls": ()}
 NAMED |= {"files": (SourceFile(name="x"),)}
 VIT = {"image_size": 8, "in_channels": 1, "patch_size": 4, "dim": 16, "depth": 1, "num_heads": 2, "mlp_dim": 16}
-SPEC = RunSpec(
-    model=ModelSpec(path="stages.papers.ninformer.vit:ViT", arguments=VIT | {"num_classes": 3, "dropout": 0.0}),
-    protocol=PROTOCOL,
-    data_digest="",
-    replicate=Replicate(seed=0),
-    code={},
-)
+SPEC = make_spec("stages.papers.ninformer.vit:ViT", VIT | {"num_classes": 3, "dropout": 0.0}, PROTOCOL)
 
 
 CONVOLUTION = {"address": "torch.nn:Conv2d", "arguments": {"out_channels": 3, "kernel_size": 1}, "in_channels": 1}

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stages.datasets.packed import PackedInfo, TokenSet, write_packed
+from stages.datasets.packed import TokenSet, write_packed
 from stages.device import devices_of
 from stages.papers import build_model
 from stages.run import OptimizerSpec, Protocol, RunSpec
@@ -27,6 +27,7 @@ from stages.training.parallel import Rank, SharedTask, Tell, agreed, joined, ref
 from stages.training.session import Session
 from stages.training.tokens import NextToken, TokenWindows
 from stages.worker import Job, Trained, TrainingStopped, can_stack, train_run
+from tests.packed_table import describe
 from tests.small_gpt import CONTEXT, MODELS, PROTOCOL, VOCABULARY, WINDOWS, spec_of
 
 pytestmark = pytest.mark.slow
@@ -136,20 +137,8 @@ SPEC = replace(spec_of(MODELS[1]), data_digest="d")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, WINDOWS * CONTEXT + 1, dtype=np.uint16)
-    info = PackedInfo(
-        dataset="noise",
-        provenance="embedded",
-        digest="d",
-        classes=(),
-        shape=(CONTEXT,),
-        train_images=len(tokens),
-        test_images=len(tokens),
-        test_rows=None,
-        excluded_test_images=0,
-        source="embedded",
-        kind="text",
-        vocabulary=VOCABULARY,
-    )
+    counts = {"train_images": len(tokens), "test_images": len(tokens), "vocabulary": VOCABULARY}
+    info = describe("noise", kind="text", shape=(CONTEXT,), **counts)
     write_packed(folder, {"train": TokenSet(tokens), "test": TokenSet(tokens)}, info)
     return folder
 

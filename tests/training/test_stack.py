@@ -29,6 +29,7 @@ from stages.training.stacked import StackState, code_of_stack, files_of_stack, f
 from stages.training.tables import Regression, TableRows
 from stages.worker import Job, train_run, train_stack
 from tests.packed_table import pack_table
+from tests.project import make_spec
 
 pytestmark = pytest.mark.slow
 
@@ -320,11 +321,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def specs(data: Path) -> tuple[RunSpec, ...]:
-    model = ModelSpec(path="stages.papers.dac.mlp:MLP", arguments={"in_features": 3, "depth": 2, "width": 8})
+    sizes = {"in_features": 3, "depth": 2, "width": 8}
     digest = json.loads((data / "dataset.json").read_text(encoding="utf-8"))["digest"]
     return tuple(
-        RunSpec(model=model, protocol=PROTOCOL_RUNS, data_digest=digest, replicate=Replicate(seed=seed), code={})
-        for seed in (4, 2)
+        make_spec("stages.papers.dac.mlp:MLP", sizes, PROTOCOL_RUNS, digest=digest, seed=seed) for seed in (4, 2)
     )
 
 

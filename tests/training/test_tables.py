@@ -15,7 +15,7 @@ from stages.evaluation.flops import FlopCounts
 from stages.evaluation.scores import score
 from stages.papers.dac.mlp import MLP
 from stages.papers.nmn import GPT2
-from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, SplitSpec
+from stages.run import OptimizerSpec, Protocol, Replicate, SplitSpec
 from stages.runs.store import RunStore
 from stages.training.kinds import read_rows
 from stages.training.loop import fit, measure, seeded_model
@@ -23,6 +23,7 @@ from stages.training.tables import Regression, TableRows
 from stages.training.tokens import NextToken, TokenWindows
 from stages.worker import Job, count_flops, train_run
 from tests.packed_table import pack_table
+from tests.project import make_spec
 
 PROTOCOL = Protocol(
     optimizer=OptimizerSpec(name="adam", lr=0.01),
@@ -65,13 +66,7 @@ def packed(tmp_path):
 
 def test_worker_trains_a_table_whose_checkpoint_is_scored_by_mean_square(tmp_path, packed) -> None:
     folder, info = packed
-    spec = RunSpec(
-        model=ModelSpec(path="stages.papers.dac.mlp:MLP", arguments=ARGUMENTS),
-        protocol=PROTOCOL,
-        data_digest=info.digest,
-        replicate=Replicate(seed=0),
-        code={},
-    )
+    spec = make_spec("stages.papers.dac.mlp:MLP", ARGUMENTS, PROTOCOL, digest=info.digest)
     store = RunStore(tmp_path / "store")
     trained = train_run(Job(spec=spec, data=folder, device="cpu"), store.scratch)
     published = store.publish(spec.run_key, trained.outcomes[spec.run_key])

@@ -18,7 +18,7 @@ from stages.datasets.packed import ImageSet, PackedInfo
 from stages.device import pick_device
 from stages.ops.fast import cpp, dropout
 from stages.papers.ninformer import MLPMixer
-from stages.run import ModelSpec, OptimizerSpec, Protocol, Replicate, RunSpec, environment_digest
+from stages.run import OptimizerSpec, Protocol, environment_digest
 from stages.runs.store import FolderScratch, RunStore
 from stages.training import process
 from stages.training.canary import STEPS
@@ -27,6 +27,7 @@ from stages.training.process import describe_environment, peak_memory_bytes
 from stages.training.resuming import EnergyMeter, ResumeState, energy_joules
 from stages.worker import Job, _prepare, train_run
 from tests.packed_table import pack_images
+from tests.project import make_spec
 
 
 def pack_noise(folder: Path, **fields: Any) -> PackedInfo:
@@ -51,15 +52,9 @@ def test_worker_uses_cpp_dropout_and_publishes_the_plain_network(
     info = pack_noise(tmp_path / "noise")
     sizes = {"image_size": 16, "in_channels": 3, "num_classes": 2, "patch_size": 8, "dim": 8, "depth": 1}
     arguments = sizes | {"token_dim": 4, "channel_dim": 4, "dropout": 0.5}
-    spec = RunSpec(
-        model=ModelSpec(path="stages.papers.ninformer.mlp_mixer:MLPMixer", arguments=arguments),
-        protocol=Protocol(
-            optimizer=OptimizerSpec(name="adam", lr=0.001), batch_size=4, epochs=2, mean=info.mean, std=info.std
-        ),
-        data_digest=info.digest,
-        replicate=Replicate(seed=0),
-        code={},
-    )
+    adam = OptimizerSpec(name="adam", lr=0.001)
+    protocol = Protocol(optimizer=adam, batch_size=4, epochs=2, mean=info.mean, std=info.std)
+    spec = make_spec("stages.papers.ninformer.mlp_mixer:MLPMixer", arguments, protocol, digest=info.digest)
     trained = train_run(Job(spec=spec, data=tmp_path / "noise", device="cpu"), FolderScratch(tmp_path / "work"))
     published = RunStore(tmp_path / "store").publish(spec.run_key, trained.outcomes[spec.run_key])
     layers = sum(type(layer) is nn.Dropout for layer in MLPMixer(**arguments).modules())
@@ -188,13 +183,8 @@ def test_peak_memory_excludes_the_parent_process() -> None:
 def test_peak_memory_is_that_of_the_run_alone(tmp_path: Path) -> None:
     """Even a training of few steps is measured by itself, unless its data are placeholders."""
     info = pack_noise(tmp_path / "noise", provenance="full", source="official")
-    spec = RunSpec(
-        model=ModelSpec(path="", arguments={}),
-        protocol=Protocol(optimizer=OptimizerSpec(name="adam", lr=0.001), batch_size=4, epochs=2),
-        data_digest=info.digest,
-        replicate=Replicate(seed=0),
-        code={},
-    )
+    protocol = Protocol(optimizer=OptimizerSpec(name="adam", lr=0.001), batch_size=4, epochs=2)
+    spec = make_spec(protocol=protocol, digest=info.digest)
     ballast = np.ones(2**26, dtype=np.uint8)
     before = peak_memory_bytes(CPU)
     del ballast

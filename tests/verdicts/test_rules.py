@@ -59,12 +59,19 @@ def test_digest_changes_with_every_rule() -> None:
         ({"looks": {3: -0.5, 5: 1.5}}, "positive shares"),
         ({"alpha_within": 0.5}, "alpha_within is 0.5"),
         ({"alpha_outside": 0.0}, "alpha_outside is 0.0"),
-        ({"minimum": 11}, "expected 1 to 10, the last analysis"),
+        *(({"minimum": number}, "expected 1 to 10, the last analysis") for number in (-5, 0, 11)),
+        ({"indicative_share": 7}, "indicative_share is 7; expected a share above 0, at most 1"),
     ],
 )
 def test_inconsistent_rules_are_refused(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(RULES, **change)
+
+
+@pytest.mark.parametrize("margin", [float("inf"), float("nan"), -1.0])
+def test_margin_is_finite_and_not_negative(margin: float) -> None:
+    with pytest.raises(ValueError, match=r"loss_share is .*; expected a finite number from 0"):
+        dataclasses.replace(MARGINS, loss_share=margin)
 
 
 @pytest.mark.parametrize(

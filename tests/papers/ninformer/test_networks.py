@@ -105,15 +105,23 @@ def test_shared_layer_norm_serves_both_norms_of_the_equations() -> None:
         torch.testing.assert_close(gradients[f"norm.{part}"], total, rtol=1e-9, atol=1e-9)
 
 
-def test_feed_forward_drops_hidden_and_output_units() -> None:
-    mlp = FeedForward(dim=200, hidden_dim=300, dropout=0.5)
+@pytest.mark.parametrize(
+    ("layer_class", "hidden", "inputs"),
+    [
+        (FeedForward, {"hidden_dim": 300}, torch.ones(50, 200)),
+        (SeparableFeedForward, {"channels": 128}, torch.ones(50, 9, 200)),
+    ],
+)
+def test_hidden_and_output_units_are_dropped(
+    layer_class: type[nn.Module], hidden: dict[str, int], inputs: Tensor
+) -> None:
     torch.manual_seed(0)
-    share_of_zeros = (mlp(torch.ones(50, 200)) == 0).double().mean().item()
-    assert share_of_zeros == pytest.approx(0.5, abs=0.02)
-    mlp.contract.weight.data.fill_(1.0)
-    mlp.contract.bias.data.zero_()
-    rows = [row[row != 0] / 2 for row in mlp(torch.ones(50, 200))]
-    assert len({round(row[0].item(), 4) for row in rows}) == 50, "equal inputs differ by the dropped hidden units"
+    layer = layer_class(dim=200, dropout=0.5, **hidden)
+    assert (layer(inputs) == 0).double().mean().item() == pytest.approx(0.5, abs=0.02)
+    nn.init.ones_(layer.contract.weight)
+    nn.init.zeros_(layer.contract.bias)
+    kept = [row[row != 0] for row in layer(inputs)]
+    assert len({round(values[0].item(), 5) for values in kept}) == 50, "equal inputs differ by the hidden units"
 
 
 @pytest.mark.parametrize(("image_size", "patch_size"), [(28, 3), (4, 8), (28, 0), (0, 4)])
@@ -221,16 +229,6 @@ def test_separable_conv_equals_loops_over_the_grid() -> None:
         mixed = depthwise_by_hand(grid, kernels["depthwise.weight"]) + kernels["depthwise.bias"]
         expected = pointwise(h_swish(pointwise(mixed, "pointwise")), "contract")
         np.testing.assert_allclose(outputs, expected.reshape(9, 4), rtol=0, atol=1e-9)
-
-
-def test_separable_conv_drops_hidden_and_output_units() -> None:
-    torch.manual_seed(0)
-    layer = SeparableFeedForward(dim=64, channels=128, dropout=0.5)
-    tokens = torch.ones(8, 9, 64)
-    assert (layer(tokens) == 0).double().mean().item() == pytest.approx(0.5, abs=0.05)
-    nn.init.ones_(layer.contract.weight)
-    kept = [sample[sample != 0] for sample in layer(tokens)]
-    assert len({round(values[0].item(), 5) for values in kept}) == 8, "equal inputs differ by the dropped hidden units"
 
 
 OUR_NAMES_VIT = {
