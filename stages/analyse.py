@@ -17,7 +17,7 @@ import torch
 
 from stages import papers_folder
 from stages.datasets.prepare import count_rows
-from stages.evaluation.flops import FlopCounts
+from stages.evaluation.flops import FlopCounts, ModelFault
 from stages.faults import in_one_line
 from stages.papers.finding import Finding
 from stages.params.experiment import Params, load_params, plan_runs
@@ -65,14 +65,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def hours(params: Params) -> dict[str, dict[str, float]]:
-    """`{<experiment>.<arm>: {device: hours of one training as printed}}`, in three digits."""
+    """`{<experiment>.<arm>: {device: hours of one training as printed}}`, in three digits, of networks that run."""
     counts, found = FlopCounts(), dict[str, dict[str, float]]()
     for name, experiment in params.experiments.items():
         source = params.datasets[experiment.dataset]
         rows = count_rows(experiment.dataset, source, is_stand_in=False)
         for run in plan_runs(experiment, params.profiles["paper"], source):
             if run.name.replicate == 0:
-                cost = cost_of_run(run, rows, source, params.rates, counts.count, rows.test)
+                try:
+                    cost = cost_of_run(run, rows, source, params.rates, counts.count, rows.test)
+                except ModelFault as error:
+                    print(f"analyse: {name}.{run.name.arm}: its hours are unknown: {error}", file=sys.stderr)
+                    continue
                 found[f"{name}.{run.name.arm}"] = {kind: float(f"{cost.hours(kind):.3g}") for kind in params.rates}
     counts.save()
     return found

@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
         lines = f"{len(found.results)} of {len(found.results) + len(found.faults)} runs"
         print(
             f"evaluate@{name}: {lines} are in data/results/{name}.jsonl; the next dvc repro evaluates only the rest, "
-            "`python -m stages.record` records these now",
+            "`claimcheck stage record` records these now",
             file=sys.stderr,
         )
         return INCOMPLETE

@@ -1,4 +1,7 @@
-"""Reads YAML and JSON that users write; what YAML would read as something else than was probably meant is refused."""
+"""Reads YAML and JSON that users write, and writes YAML.
+
+What YAML would read as something else than was probably meant is refused.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,11 @@ _EXPONENT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
 """A number in JSON, and in YAML since 1.2; the parser would read a text."""
 _MISREAD = re.compile(r"[-+]?0[0-9_]+|.*:.*")
 """Octal numbers, as 010, and numbers to base 60, as 1:30."""
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 class YamlError(ValueError):
@@ -105,6 +113,11 @@ class _Check:
     def refuse(self, node: Any, key_path: str, fault: str) -> None:
         place = f"{self.path}, line {node.start_mark.line + 1}"
         raise YamlError(f"{place}: {key_path}{' ' if key_path else ''}{fault}")
+
+
+def dump_yaml(value: Any, **options: Any) -> str:
+    """Return YAML in the order of the value, which spells out what occurs more than once."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **options)
 
 
 def describe_yaml(error: yaml.YAMLError) -> str:

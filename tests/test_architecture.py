@@ -32,14 +32,14 @@ ALLOWED: dict[str, set[str]] = {
     "datasets": {"faults", "images", "runs", "params", "texts"},
     "training": {"run", "device", "runs", "datasets", "ops", "papers"},
     "checkpoint": {"run", "faults", "ops", "papers"},
-    "evaluation": {*("run", "device", "runs", "params", "datasets", "training", "papers", "checkpoint")},
+    "evaluation": {*("run", "faults", "device", "runs", "params", "datasets", "training", "papers", "checkpoint")},
     "scheduling": {"run", "faults", "device", "runs", "params", "datasets", "evaluation"},
     "results": {"faults", "rules", "runs", "verdicts"},
     "claims": {"run", "faults", "rules", "runs", "papers", "params", "verdicts", "texts"},
     "recording": {"run", "faults", "runs", "params", "papers", "datasets", "claims", "results", "verdicts"},
     "upkeep": {
         *("run", "faults", "citation", "device", "ops", "runs", "params", "datasets", "training", "checkpoint"),
-        *("evaluation", "claims", "recording", "results"),
+        *("evaluation", "claims", "recording", "results", "yaml_reader"),
     },
     "reported": {"rules", "verdicts", "texts", "yaml_reader"},
     "commands": {

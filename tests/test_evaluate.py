@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import weakref
@@ -425,3 +426,42 @@ def test_part_of_real_data_is_a_subset(kind: str) -> None:
     last = {"images": "labels", "table": "targets", "text": "tokens"}[kind]
     expected = np.arange(41) if kind == "text" else [0, 24, 49, 74, 99]
     assert getattr(part, last).tolist() == list(expected) and len(part) == kept
+
+
+GUEST = """
+import os, sys
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(784, num_classes))
+
+    def forward(self, images):
+        if fault := os.environ.get("FAULT"):
+            raise {"KeyError": KeyError("lost"), "SystemExit": SystemExit(0), "OSError": OSError("lost")}[fault]
+        os.chdir("/")
+        os.environ["CLAIMCHECK_HOME"] = "/elsewhere"
+        sys.stdout.close()
+        sys.stderr.close()
+        return self.layers(images)
+"""
+
+
+def test_what_a_network_does_to_the_process_is_undone_and_its_faults_are_its_own(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (trained / "guest_net.py").write_text(GUEST, encoding="utf-8")
+    monkeypatch.syspath_prepend(trained)
+    arm = {"role": "proposed", "title": "guest", "model": {"name": "guest_net:Net"}}
+    edit(Path("params") / f"{EXPERIMENT}.yaml", lambda experiment: experiment["arms"].update(guest=arm))
+    variables = dict(os.environ)
+    assert train() and main([EXPERIMENT]) == 0
+    assert (Path.cwd(), dict(os.environ)) == (trained, variables)
+    assert "guest.0: accuracy" in capfd.readouterr().out
+    faults = {"KeyError": "KeyError: 'lost'", "SystemExit": "SystemExit: 0", "OSError": "OSError: lost"}
+    for fault, words in faults.items():
+        monkeypatch.setenv("FAULT", fault)
+        assert main([EXPERIMENT, "--anew"]) == INCOMPLETE
+        assert f"guest.0: its network fails: {words}; guest_net.py, line" in capfd.readouterr().err
+        assert {line.arm for line in read_lines(RESULTS, ResultLine)} == {"vit", "ninformer"}

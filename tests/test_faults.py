@@ -135,7 +135,7 @@ def test_training_rewrites_a_damaged_run_list(project: Path) -> None:
     path.write_bytes(before[:40])
     done = call(project, "train")
     assert (done.returncode, path.read_bytes()) == (0, before)
-    assert "damaged; `python -m stages.train tiny-mnist` rewrites it" in done.stdout
+    assert "damaged; `claimcheck stage train tiny-mnist` rewrites it" in done.stdout
 
 
 @pytest.mark.parametrize(

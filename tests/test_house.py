@@ -117,6 +117,17 @@ def test_only_one_module_runs_git() -> None:
     assert [place for place in found if not place.startswith(("benchmarks/", "stages/runs/revisions.py"))] == []
 
 
+def test_advice_names_commands_that_every_project_has() -> None:
+    in_run_keys_and_verdicts = ["stages/claims/kinds/base.py", "stages/datasets/packed.py"]
+    found = [place.partition(":")[0] for place in places(re.compile(r'^(?!\s*""").*"[^"]*`python -m stages'))]
+    assert sorted(name for name in found if name.startswith(("stages/", "service/"))) == in_run_keys_and_verdicts
+
+
+def test_yaml_is_written_without_aliases() -> None:
+    found = [call.place for call in calls() if call.name in ("safe_dump", "dump") and call.is_method]
+    assert [place for place in found if not place.startswith("stages/yaml_reader.py")] == []
+
+
 def test_no_file_names_a_package_registry() -> None:
     assert places(REGISTRY_HOST) == []
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from stages.analyse import hours
 from stages.checkpoint.contract import InputContract
 from stages.checkpoint.predictor import dump_checkpoint, load_predictor
 from stages.datasets.packed import ImageSet
@@ -54,6 +55,10 @@ class Net(nn.Module):
 
 def make(num_classes: int) -> Net:
     return Net(num_classes)
+
+class Broken(Net):
+    def forward(self, x):
+        raise SystemExit(0) if len(self.layers) > 9 else KeyError("lost")
 
 def unannotated(num_classes):
     return Net(num_classes)
@@ -151,6 +156,19 @@ def test_own_file_is_keyed_by_its_source(own_file: Path, tmp_path: Path) -> None
     own_file.write_text("import timm\n" + OWN, encoding="utf-8")
     forget()
     assert "timm" in keyed(tmp_path, {"name": "my_net:Net"}).code, "what a file imports is keyed, too"
+
+
+@pytest.mark.parametrize("fault", ["KeyError: 'lost'", "SystemExit: 0"])
+def test_broken_network_has_no_hours_and_stops_no_analysis(
+    own_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    own_file.write_text(OWN.replace("> 9", "> 0") if "Exit" in fault else OWN, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert hours(params_with(tmp_path, {"name": "my_net:Broken"})) == {}
+    shown = (
+        f"own.own: its hours are unknown: my_net:Broken fails on a row of zeros [3, 32, 32]: {fault}; my_net.py, line "
+    )
+    assert shown in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_failed_run_does_not_block_other_runs(project: Path, capsys: pytest.Capt
     edit_experiment(break_vit)
     events: list[Event] = []
     assert run(events) is False
-    advice = f"`python -m stages.evaluate {EXPERIMENT}`, then `python -m stages.record`"
+    advice = f"`claimcheck stage evaluate {EXPERIMENT}`, then `claimcheck stage record`"
     assert advice in "".join(capsys.readouterr())
     kinds = {event.label.split()[1]: event.kind for event in events if event.kind in ("failed", "finished")}
     assert kinds == {"vit.0": "failed", "ninformer.0": "finished"}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stages.cli import main
 from stages.params.experiment import ParamsError, load_params
 from stages.params.schema import read_yaml as read_params
-from stages.yaml_reader import YamlError, read_yaml
+from stages.yaml_reader import YamlError, dump_yaml, read_yaml
 from tests.project import EXPERIMENT, make_project
 
 FAULTS = {
@@ -127,3 +127,10 @@ def test_rules_are_read_whole_or_refused(
     (tmp_path / "mine.json").write_text(text, encoding="utf-8")
     assert main(["judge", "claims.csv", "results.csv", "--rules", str(tmp_path / "mine.json")]) == 1
     assert words in capsys.readouterr().err
+
+
+def test_written_yaml_spells_out_what_occurs_twice() -> None:
+    shared = {"name": "Ä", "depth": [1, 2]}
+    text = dump_yaml({"b": shared, "a": {"model": shared}})
+    assert "&" not in text and "*" not in text and [*yaml.safe_load(text)] == ["b", "a"]
+    assert yaml.safe_load(text)["a"]["model"] == shared

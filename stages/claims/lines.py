@@ -308,10 +308,13 @@ def touched(deviation: RecordedDeviation, claims: Sequence[ClaimLine]) -> list[s
 
 _ORDERS = ("tally", "wins", "significant_wins")
 _PAIRS = ("gap", "order", "difference", "equivalence", "uniform", "ahead_from", "behind_up_to")
+_RATIOS = ("ratio", "range")
+_RELATIONS = ("relative gain", "relative reduction", "of the gain of DAC")
+"""Units of ratios of trained models."""
 _NEEDED = {  # column -> kinds that can't be judged without it
     "value": (
         *("value", "gap", "difference", "uniform", "ahead_from", "behind_up_to", *_ORDERS),
-        *("count", "setup", "noise", "failures", "observed", "ratio", "range"),
+        *("count", "setup", "noise", "failures", "observed", *_RATIOS),
     ),
     "better": ("value", "failures", "wins", "significant_wins", *_PAIRS),
     "baseline_arm": _PAIRS,
@@ -368,6 +371,9 @@ def find_faults(claim: ClaimLine, params: Params, families: Collection[str]) -> 
     for column in ("n", "trials"):
         if (count := getattr(claim, column)) is not None and count < 1:
             yield f"{column} is {count}; expected a number of at least 1"
+    if claim.kind in (*_ORDERS, "failures") and claim.value is not None and claim.trials is not None:
+        if not (0 <= claim.value <= claim.trials and claim.value % 1 == 0):
+            yield f"value is {claim.value:g}; expected a whole number from 0 to {claim.trials}, the trials"
     if claim.better not in (None, "higher", "lower"):
         yield f"better is {claim.better!r}; expected higher or lower"
     if claim.family and claim.family not in families:
@@ -395,6 +401,16 @@ def _find_faults_of_training(claim: ClaimLine, own: Mapping[str, OwnMetric]) -> 
     is_size |= claim.kind == "observed" and claim.better is None
     if is_size and claim.value == 0 and not claim.precision and not claim.is_share:
         yield f"precision is {claim.precision or 'empty'}; a printed 0 needs it, as other margins are a share of it"
+    if claim.kind == "noise" and claim.trials == 1:
+        yield "trials is 1; expected at least 2, as one number has no range"
+    if claim.high is not None and claim.high < (claim.value or 0):
+        yield f"high is {claim.high:g}; expected the end of the range that begins with value, {claim.value:g}"
+    if claim.kind in _RATIOS:
+        for column in ("baseline_arm", *(("high",) if claim.kind == "range" else ())):
+            if getattr(claim, column) is None:
+                yield f"{column} is empty; {claim.kind} needs it"
+        if claim.unit not in _RELATIONS:
+            yield f"unit is {claim.unit or ''!r}; expected {', '.join(_RELATIONS)}: 1.1 times as much is a gain of 0.1"
     if found and metric:
         yield f"metric is {claim.metric!r}, which we measure, too; rename the one in the params file"
     if metric is not None:

@@ -11,8 +11,6 @@ from fnmatch import fnmatch, fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from stages.claims import ClaimLine, ClaimsError, read_claims, read_history
 from stages.claims.history import (
     FOLDER,
@@ -45,6 +43,7 @@ from stages.runs.evidence import evidence_files
 from stages.runs.revisions import commit_of
 from stages.runs.store import write_atomically
 from stages.verdicts.kinds import KINDS
+from stages.yaml_reader import dump_yaml
 
 _CLAIMS = Path("data/claims.csv")
 _FEW = 4
@@ -67,9 +66,7 @@ def show(options: argparse.Namespace) -> Answer:
             document.append({"experiment": name, "like": like, "params": params})
             others = f" and, for what that leaves out, params/{like}.yaml" if like else ""
             shown.append(f"# For the sources of these values, see {path}{others}.")
-            shown.append(
-                yaml.safe_dump(params, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120).rstrip()
-            )
+            shown.append(dump_yaml(params, default_flow_style=None, width=120).rstrip())
         elif name in claims:
             document.append(_claim(name))
             shown.extend(_show_claim(document[-1]))

@@ -235,7 +235,7 @@ def open_database() -> Callable[[], Session]:
         for stage in ("record",) if Path("data/findings.jsonl").exists() else ("analyse", "record"):
             words = [sys.executable, "-m", f"stages.{stage}"]
             if subprocess.run(words, stdout=subprocess.DEVNULL, check=False).returncode:
-                raise ResultsUnavailable(f"{DATABASE} can't be made: `python -m stages.{stage}` failed")
+                raise ResultsUnavailable(f"{DATABASE} can't be made: `claimcheck stage {stage}` failed")
     return open_results(DATABASE)
 
 

@@ -202,9 +202,14 @@ class LogView:
                     words += f", trained in about {in_words(self._left[1])}"
         return Text(f"{words} ({in_words(time.monotonic() - self.started)} so far)", no_wrap=True, overflow="ellipsis")
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no stage ran but `inputs`, which always runs in a project of `init`."""
+        return self.ran == 0 or self.ended == ["inputs"]
+
     def success(self) -> list[str]:
         self._end()
-        if not self.ran:
+        if self.is_idle:
             return [f"all {self.seen} stages are up to date"]
         unchanged = f", {self.seen - self.ran} unchanged" if self.seen > self.ran else ""
         took = in_words(time.monotonic() - self.started)
@@ -327,7 +332,7 @@ def _environment(folder: Path, *, has_git: bool) -> dict[str, str]:
 def _preloaded_server(environment: dict[str, str], output: int, view: LogView) -> Iterator[None]:
     """Run a process that has loaded torch and forks the stages, until the last of them has ended.
 
-    If no stage ran, it is killed, because it may still be loading.
+    If no stage needed it, it is killed, because it may still be loading.
     """
     if sys.platform != "linux":
         yield
@@ -339,7 +344,7 @@ def _preloaded_server(environment: dict[str, str], output: int, view: LogView) -
         yield
     finally:
         server.stdin.close()
-        if not view.ran:
+        if view.is_idle:
             server.kill()
         try:
             server.wait(_END_SECONDS)

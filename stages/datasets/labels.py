@@ -179,6 +179,23 @@ def encode_targets(values: np.ndarray, source: DatasetSource, columns: Sequence[
     return values.astype("<f8").view("<i8") if is_number else values.astype(np.int64)
 
 
+def check_rounding(targets: np.ndarray, where: str) -> None:
+    """Check that numbers to learn, float64 [N, ...], stay apart in float32, in which networks are trained.
+
+    Raises:
+        DatasetError: rounding changes one by more than a thousandth of their standard deviation.
+    """
+    rounded = abs(targets.astype(np.float32) - targets).max(axis=0, initial=0)
+    spread, greatest = targets.std(axis=0), abs(targets).max(axis=0, initial=0)
+    is_constant = spread <= 4 * np.finfo(np.float64).eps * greatest
+    for place in np.argwhere((rounded > spread / 1000) & ~is_constant)[:1]:
+        lost, known = rounded[(*place,)], spread[(*place,)]
+        raise DatasetError(
+            f"{where}: float32 rounds a target by {lost:.2g}, while their standard deviation is {known:.2g}; subtract "
+            "a constant from them"
+        )
+
+
 def rarest_labels(labels: dict[str, np.ndarray]) -> dict[str, str]:
     """The rarest label of each picture, for test pictures to have their share of every label."""
     counts = np.sum([*labels.values()], axis=0)

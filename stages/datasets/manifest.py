@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -23,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from stages.datasets.packed import ImageSet, Split
 from stages.faults import Mistake, named
-from stages.params.callables import isolated
+from stages.params.callables import describe_guest, isolated
 from stages.params.experiment import DatasetSource
 from stages.params.schema import ParamsError, address_of
 from stages.runs.evidence import INEXACT_SHARE
@@ -260,8 +259,11 @@ def find_reader(dataset: str, reader: str, known: Mapping[str, Reader]) -> Reade
             found = getattr(import_module(module), name)
     except ParamsError as error:
         raise DatasetError(str(error)) from None
-    except (ImportError, AttributeError) as error:
-        raise DatasetError(f"{path}: {key_path} is {reader!r}, which can't be imported: {error}") from None
+    except SyntaxError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's module may raise anything)
+        what = str(error) if isinstance(error, ImportError | AttributeError) else describe_guest(error)
+        raise DatasetError(f"{path}: {key_path} is {reader!r}, which can't be imported: {what}") from None
     guarded: Reader = _guarded(found, f"the reader {reader}")
     return guarded
 
@@ -277,9 +279,7 @@ def _guarded(call: Callable[..., Any], who: str) -> Any:
         except DatasetError:
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's code may raise anything)
-            line = traceback.extract_tb(error.__traceback__)[-1]
-            why = f"{type(error).__name__}: {error}; {Path(line.filename).name}, line {line.lineno}"
-            raise DatasetError(f"{where}{who} can't read it ({why})") from None
+            raise DatasetError(f"{where}{who} can't read it ({describe_guest(error)})") from None
         if not isinstance(found, ImageReader):
             return found
         calls = {name: _guarded(part, who) for name, part in vars(found).items() if callable(part)}

@@ -22,7 +22,7 @@ from stages.datasets.labels import (
 from stages.datasets.manifest import DatasetError, ImageReader, Manifest
 from stages.datasets.packed import ImageSet, Split
 from stages.datasets.shards import Picture, Pictures, choose_splits, split_of
-from stages.datasets.tables import read_frame, read_image_arrays, targets_of
+from stages.datasets.tables import read_frame, read_image_arrays, refuse_alike, targets_of
 from stages.params.experiment import DatasetSource
 
 ARCHIVES = (".zip", ".tgz", ".tar", ".tar.gz")
@@ -67,6 +67,7 @@ def image_reader(source: DatasetSource, manifest: Manifest, folder: Path) -> Ima
                 f"{folder}: the folders of its pictures are {', '.join(classes)}, which are splits, not classes; "
                 "move pictures into a folder for each class, below the splits, as in train/cat/0.png"
             )
+        refuse_alike(classes, f"{folder}")
         labels = {name: known.index(seen[name].label) for name in pixels}
     else:
         classes, labels, groups = _read_labels(source, folder, names, seen, pixels, sizes)

@@ -32,7 +32,7 @@ from stages.datasets.image_readers import (
     TINY_IMAGENET,
     TINY_IMAGENET_32,
 )
-from stages.datasets.labels import check_masks, encode_masks
+from stages.datasets.labels import check_masks, check_rounding, encode_masks
 from stages.datasets.manifest import (
     ChecksumMismatch,
     DatasetError,
@@ -180,7 +180,9 @@ def _read_checked(
 def _check_labels(labels: np.ndarray, source: DatasetSource, classes: tuple[str, ...], where: str) -> None:
     if source.task == "segmentation":
         check_masks(labels, source, where)
-    elif source.task != "regression":  # any finite number will do
+    elif source.task == "regression":
+        check_rounding(labels.view(np.float64), where)
+    else:
         check_classes(labels, classes, where)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.datasets.labels import GREATEST, encode_masks, encode_targets
+from stages.datasets.labels import GREATEST, check_rounding, encode_masks, encode_targets
 from stages.datasets.manifest import (
     DatasetError,
     Manifest,
@@ -273,6 +273,7 @@ def prepare_own_table(
                 f"declares {source.train:,} for training and {source.test:,} for testing"
             )
         check_response(targets, source, manifest.dataset)
+        check_rounding(targets, manifest.dataset)
         if source.task is not None:
             names = targets_of(source) or tuple(map(str, range(source.classes)))
             for split, part in rows.items():
@@ -422,6 +423,12 @@ def _join(
             first = frame[column].dropna().iloc[0]
             raise DatasetError(f"{path}: the target {column!r} has {first!r}; expected numbers, with a decimal point")
         numbers = frame.drop(columns=texts).apply(lambda cells: cells.astype(np.float64))
+        for column in frame.select_dtypes("integer"):
+            if numbers[column].nunique() < frame[column].nunique():
+                raise DatasetError(
+                    f"{path}: column {column!r} has whole numbers beyond 2^53, which float64 can't tell apart; "
+                    "subtract a constant, or leave the column out with `ignore`"
+                )
         for row, place in np.argwhere(numbers.abs().to_numpy() > GREATEST)[:1]:
             raise DatasetError(
                 f"{path}: row {row} of column {numbers.columns[place]!r} is {numbers.iloc[row, place]}; expected a "
@@ -437,7 +444,7 @@ def _join(
     for name in texts:
         cells = whole[name].astype(str).where(whole[name].notna())
         _refuse_numbers(cells.dropna().unique(), f"{folder}: column {name!r}")
-        _refuse_alike(cells.dropna().unique(), f"{folder}: column {name!r}")
+        refuse_alike(cells.dropna().unique(), f"{folder}: column {name!r}")
         if (count := cells.nunique()) > _MOST_CATEGORIES:
             raise DatasetError(f"{folder}: column {name!r} has {count:,} different texts; leave it out with `ignore`")
         found = pd.get_dummies(cells, prefix=name, prefix_sep="=", dtype=np.float64)
@@ -446,7 +453,7 @@ def _join(
     return tuple(map(str, values.columns)), values.to_numpy(np.float64), np.concatenate(targets), kept
 
 
-def _refuse_alike(texts: Iterable[str], where: str) -> None:
+def refuse_alike(texts: Iterable[str], where: str) -> None:
     """Check that different texts also look different."""
     spelled: dict[str, str] = {}
     for text in texts:

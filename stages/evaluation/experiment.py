@@ -22,6 +22,7 @@ from stages.datasets.packed import PackedInfo, read_info
 from stages.evaluation.cost import Latency, Stopwatch
 from stages.evaluation.flops import FlopCounts, MeasurementCache, digest_of
 from stages.evaluation.scores import Observer, cut_info, cut_rows, score
+from stages.params.callables import describe_guest, isolated
 from stages.params.experiment import LatencySpec, ProfileParams
 from stages.params.metrics import OwnMetric
 from stages.params.stage_inputs import origin_of
@@ -165,7 +166,7 @@ class _Evaluator:
             return latencies
         for _ in range(1, watch.rounds):
             for run in [run for run in timed.values() if run.label not in found.faults]:
-                with _isolate_failure(run, found):
+                with _isolate_failure(run, found), _as_guest():
                     watch.time(run.label, run.load(self.device).network)
         latencies = watch.latencies()
         if len(latencies) == len(timed) and not self._ran_other_code(list(timed.values())):
@@ -186,23 +187,27 @@ class _Evaluator:
             kept = None
         measured = kept or MeasuredRun()
         if run.has_network and (kept is None or watch is not None):
-            predictor = run.load(self.device)
-            self._refuse_other_code(unlike_loaded(code_today(run.spec) or run.planned.code))
-            if kept is None:
-                info, spec = self.info, run.planned
-                flops = self.counts.count(spec.model, info.shape, info.vocabulary)
-                scores = score(predictor, self.test_set, info, spec, run.history, flops, self.metrics)
-                if scores.failed:
-                    found.failed[run.label] = "; ".join(f"metric {name}: {why}" for name, why in scores.failed.items())
-                inside = self.observer.observe(predictor, spec.replicate)
-                measured = MeasuredRun(
-                    metrics=(*scores.metrics, *inside.metrics),
-                    correct=scores.correct,
-                    confusion=scores.confusion,
-                    observed=inside.layers,
-                )
-            if watch is not None:
-                watch.time(run.label, predictor.network)
+            test_set = self.test_set
+            with _as_guest():
+                predictor = run.load(self.device)
+                self._refuse_other_code(unlike_loaded(code_today(run.spec) or run.planned.code))
+                if kept is None:
+                    info, spec = self.info, run.planned
+                    flops = self.counts.count(spec.model, info.shape, info.vocabulary)
+                    scores = score(predictor, test_set, info, spec, run.history, flops, self.metrics)
+                    if scores.failed:
+                        found.failed[run.label] = "; ".join(
+                            f"metric {name}: {why}" for name, why in scores.failed.items()
+                        )
+                    inside = self.observer.observe(predictor, spec.replicate)
+                    measured = MeasuredRun(
+                        metrics=(*scores.metrics, *inside.metrics),
+                        correct=scores.correct,
+                        confusion=scores.confusion,
+                        observed=inside.layers,
+                    )
+                if watch is not None:
+                    watch.time(run.label, predictor.network)
         line = run.result_line(self.run_list, measured)
         if contradictions := find_contradictions(line):
             raise EvaluationError(
@@ -239,6 +244,18 @@ def _isolate_failure(run: TrainedRun, found: Evaluation) -> Iterator[None]:
         found.faults[run.label] = next(iter(str(error).splitlines()), type(error).__name__)
         identity = run.run.arm, run.run.replicate
         found.results[:] = [line for line in found.results if (line.arm, line.replicate) != identity]
+
+
+@contextmanager
+def _as_guest() -> Iterator[None]:
+    """Undo what a network changes in the process, and turn whatever it raises into an error of `_isolate_failure`."""
+    try:
+        with isolated():
+            yield
+    except (ValueError, TypeError, RuntimeError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise EvaluationError(f"its network fails: {describe_guest(error)}") from error
 
 
 class EvaluationError(ValueError):

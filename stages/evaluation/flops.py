@@ -15,12 +15,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from stages.faults import Mistake
+from stages.params.callables import describe_guest, isolated
 from stages.run import ModelSpec, canonical_json
 from stages.runs.fingerprint import code_fingerprint, model_addresses
 from stages.runs.store import home, locked, write_atomically
 
 # Forward FLOPs of one row of a shape; the last argument is the vocabulary of tokens, None if rows are numbers.
 CountFlops = Callable[[ModelSpec, tuple[int, ...], int | None], int]
+
+
+class ModelFault(Mistake, ValueError):
+    """A network that can't be built or gives no outputs; the message has the network's own error."""
 
 
 class FlopCounts:
@@ -39,7 +45,11 @@ class FlopCounts:
         return known if isinstance(known, dict) else {}
 
     def count(self, model: ModelSpec, shape: tuple[int, ...], vocabulary: int | None) -> int:
-        """Forward FLOPs of one row of `shape`."""
+        """Forward FLOPs of one row of `shape`.
+
+        Raises:
+            ModelFault: the network fails.
+        """
         modules = [address.partition(":")[0] for address in model_addresses(model.path, model.arguments)]
         parts = [model.path, dict(model.arguments), list(shape), vocabulary, _code(tuple(modules))]
         key = hashlib.sha256(canonical_json(parts).encode()).hexdigest()
@@ -54,12 +64,17 @@ class FlopCounts:
                     network = build_model(model)
                 return flops_per_sample(network, shape, vocabulary, device=device)
 
-            try:
-                self.known[key] = count("meta")  # shapes without numbers, so a model of any size is counted at once
-            except (RuntimeError, ValueError):
-                if not model.is_imported:
-                    raise
-                self.known[key] = count("cpu")  # another package's code may read its values
+            # Shapes without numbers, so that a model of any size is counted at once; another package's may read values.
+            for device in ("meta", "cpu") if model.is_imported else ("meta",):
+                try:
+                    with isolated():
+                        self.known[key] = count(device)
+                    break
+                except (Exception, SystemExit) as error:  # noqa: BLE001  (a user's code may raise anything)
+                    fault = error
+            else:
+                name = model.arguments.get("address", model.path)
+                raise ModelFault(f"{name} fails on a row of zeros {[*shape]}: {describe_guest(fault)}") from fault
             self.added += 1
         return self.known[key]
 

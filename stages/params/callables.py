@@ -16,6 +16,7 @@ import os
 import random
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -237,10 +238,30 @@ def _offered_by(distribution: metadata.Distribution, kinds: Iterable[str]) -> It
             yield Plugin(kind, name.strip(), owner, version, "" if fault else address, fault)
 
 
-def _restore_variables(variables: dict[str, str]) -> None:
-    if dict(os.environ) != variables:
-        os.environ.clear()
-        os.environ.update(variables)
+@contextmanager
+def _kept_open(name: str) -> Iterator[None]:
+    """Let closing this standard stream only flush it, and restore the stream if another took its place."""
+    stream = getattr(sys, name)
+    close, stream.close = stream.close, stream.flush
+    try:
+        yield
+    finally:
+        stream.close = close
+        setattr(sys, name, stream)
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Restore the folder, environment variables and standard streams after users' code in this block."""
+    folder, variables = os.getcwd(), dict(os.environ)
+    with _kept_open("stdout"), _kept_open("stderr"):
+        try:
+            yield
+        finally:
+            os.chdir(folder)
+            if dict(os.environ) != variables:
+                os.environ.clear()
+                os.environ.update(variables)
 
 
 @contextmanager
@@ -252,8 +273,6 @@ def isolated() -> Iterator[None]:
     import numpy as np  # every command imports this module
 
     states: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
-        (os.getcwd, os.chdir),
-        (lambda: dict(os.environ), _restore_variables),
         (random.getstate, random.setstate),
         (np.random.get_state, np.random.set_state),
     ]
@@ -268,7 +287,7 @@ def isolated() -> Iterator[None]:
             (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
         ]
     before = [read() for read, _ in states]
-    with np.errstate(), np.printoptions(), warnings.catch_warnings():
+    with restored(), np.errstate(), np.printoptions(), warnings.catch_warnings():
         try:
             random.seed(0)
             np.random.seed(0)
@@ -278,3 +297,11 @@ def isolated() -> Iterator[None]:
         finally:
             for (_, restore), state in zip(states, before, strict=True):
                 restore(state)
+
+
+def describe_guest(error: BaseException) -> str:
+    """Return the kind, the first line and the place of an error in users' code, or in a package that this called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next((one for one in reversed(frames) if "site-packages" not in one.filename), frames[-1])
+    reason = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {reason}; {Path(place.filename).name}, line {place.lineno}"

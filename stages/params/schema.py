@@ -42,6 +42,8 @@ class SourceFile:
         files = math.prod(max(int(last) - int(first) + 1, 0) for first, last in _RANGE.findall(self.name))
         if not 0 < files <= _MOST_FILES:
             raise ValueError(f"expected ranges of 1 to {_MOST_FILES:,} files, as in train-{{000..009}}.tar")
+        if self.name.startswith("/") or ".." in self.name.split("/"):
+            raise ValueError("expected a path below the data set's folder")
 
     @property
     def is_group(self) -> bool:
@@ -151,6 +153,7 @@ def check_task(source: Any, path: Path, key_path: str) -> None:
         (is_image and has_pictures and not is_square, "shape", "expected 1 or 3 channels, and a side twice"),
         (is_table and len(shape) != 1, "shape", "expected the number of columns alone"),
         (min(shape, default=1) < 1, "shape", "expected numbers above 0"),
+        *((getattr(source, split) < 1, split, "expected at least 1") for split in ("train", "test")),
     ]
     for is_wrong, field, expected in wrong:
         if is_wrong:
@@ -180,7 +183,7 @@ def read_yaml(path: Path) -> Any:
     except ValueError as error:
         raise ParamsError(str(error)) from None
     if value is None:
-        raise ParamsError(f"{path}: the file is empty; `git checkout {path}` brings the committed one back")
+        raise ParamsError(f"{path}: the file is empty; fill it, or get a committed one by `git checkout {path}`")
     return value
 
 

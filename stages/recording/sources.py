@@ -72,7 +72,7 @@ def read_findings(path: Path, claims: Sequence[ClaimLine], *, are_all: bool = Tr
     try:
         findings = read_lines(path, FindingLine)
     except EvidenceError as error:
-        raise RecordError(f"{error}; run `python -m stages.analyse`") from None
+        raise RecordError(f"{error}; run `claimcheck stage analyse`") from None
     for number, finding in enumerate(findings, start=1):
         if are_all and finding.claim not in known:
             raise RecordError(f"{path}, line {number}: no claim {finding.claim} in data/claims.csv")
@@ -86,7 +86,7 @@ def read_hours(path: Path) -> dict[str, dict[str, float]]:
     try:
         return TypeAdapter(dict[str, dict[str, float]]).validate_json(path.read_bytes())
     except ValidationError as error:
-        raise RecordError(f"{path}: {error.errors()[0]['msg']}; run `python -m stages.analyse`") from None
+        raise RecordError(f"{path}: {error.errors()[0]['msg']}; run `claimcheck stage analyse`") from None
 
 
 def find_results(

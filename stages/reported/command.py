@@ -64,6 +64,7 @@ def judge(options: argparse.Namespace) -> Printed:
     rules = judging.RULES if options.rules is None else _read_rules(options.rules, judging.RULES)
     judged = tables.judge(options.claims, options.results, rules)
     shown = [str(each) for each in judged.verdicts] + [f"not judged: {problem}" for problem in judged.problems]
+    shown = shown or [f"{options.claims.name} has no claims below the names of its columns"]
     title = f"Verdicts on {options.claims.name}"
     if changed := judging.name_changes(rules):
         by = f"by the rules of {options.rules.name}, which change {', '.join(changed)}"

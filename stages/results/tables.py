@@ -37,7 +37,7 @@ class ResultsUnavailable(Mistake, RuntimeError):
 
 
 def damaged(reason: object) -> ResultsUnavailable:
-    return ResultsUnavailable(f"the results database is damaged ({reason}); `python -m stages.record` rebuilds it")
+    return ResultsUnavailable(f"the results database is damaged ({reason}); `claimcheck stage record` rebuilds it")
 
 
 class JSONOf(TypeDecorator):

@@ -343,7 +343,7 @@ def read_run_list(folder: Path) -> RunList | None:
         runs, missing = tuple(ListedRun(**run) for run in fields["runs"]), tuple(fields.get("missing", ()))
         return RunList(**fields | {"runs": runs, "missing": missing})
     except (ValueError, KeyError, TypeError):
-        raise DamagedRunList(f"{path}: damaged; `python -m stages.train {folder.name}` rewrites it") from None
+        raise DamagedRunList(f"{path}: damaged; `claimcheck stage train {folder.name}` rewrites it") from None
 
 
 def write_run_list(folder: Path, run_list: RunList) -> None:

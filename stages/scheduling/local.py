@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from stages.faults import FAULTS, describe_fault
+from stages.params.callables import restored
 from stages.runs.store import Store, home
 from stages.scheduling.groups import Event, Group, Report, TrainingsKilled, trainings_of
 from stages.scheduling.leases import (
@@ -129,11 +130,12 @@ class Slot:
                 return True
             keys = [spec.run_key for spec in specs]
             try:
-                trained = train(
-                    scratch=self.store.scratch,
-                    progress=_Reporter(group.label, self.report),
-                    should_stop=lambda: self.should_stop() or lost.is_set(),
-                )
+                with restored():
+                    trained = train(
+                        scratch=self.store.scratch,
+                        progress=_Reporter(group.label, self.report),
+                        should_stop=lambda: self.should_stop() or lost.is_set(),
+                    )
                 publish(trained.outcomes, trained.work, lease, leases, self.store)
                 worker.count_flops(specs[0], group.data, home() / "flops.json")
             except LeaseLost as taken_over:
@@ -147,7 +149,7 @@ class Slot:
                 self.report(event(kind="stopped", message=str(stopped)))
             except ParentGone:
                 raise
-            except Exception as error:  # noqa: BLE001  (one run's fault must not stop the others; it is reported)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  (one run's fault stops no other; it is reported)
                 end, message = describe_failure(error)
                 leases.close(lease, end, message.strip().splitlines()[-1], keys)
                 is_retried = end == "memory" and not self.is_alone

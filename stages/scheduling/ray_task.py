@@ -114,7 +114,7 @@ def _train(request: TaskRequest, send: Send, progress: _Progress, packed: Packed
             return
         except SubmitterGone:
             raise
-        except Exception as error:  # noqa: BLE001  (one run's fault must not stop the others)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (one run's fault must not stop the others)
             send("failed", keys, *describe_failure(error))
         else:
             send("trained", trained.outcomes, trained.work)  # plain values, because the receiver has no torch

@@ -85,8 +85,8 @@ def train_experiment(
     has only the matching runs.  `order` is a sort key: the group with the smallest number starts first.  Without it,
     groups start in file order.
     """
-    run_groups, experiment, store = find_engine(engine), find_experiment(params, name), open_store()
-    found = compare(experiment, params, DATA, store, only)
+    run_groups, experiment, store = find_engine(engine), find_experiment(params, name), open_store(Path.cwd())
+    found = compare(experiment, params, DATA.absolute(), store, only)  # a network may change the folder
     if order is not None and len(found.groups) > len(devices):
         found.groups.sort(key=lambda group: order(found.missing_of(group), group.stacked))
     wanted, held = found.wanted, len(found.wanted) - len(found.missing)
@@ -99,7 +99,7 @@ def train_experiment(
     if not complete and trained and not stop.is_set():
         print(
             f"{name}: {len(wanted) - len(trained)} runs failed; the next `dvc repro` trains only these.  To evaluate "
-            f"the others now, run `python -m stages.evaluate {name}`, then `python -m stages.record`"
+            f"the others now, run `claimcheck stage evaluate {name}`, then `claimcheck stage record`"
         )
     return complete
 
@@ -165,8 +165,8 @@ def train_together(
         EngineError, EvidenceError, ParamsError, TrainingsKilled: as in `train_experiment`.
         PackedDataError: some data aren't packed.
     """
-    run_groups, store = find_engine(engine), open_store()
-    queue = line_up(chosen, params, DATA, store, order)
+    run_groups, store = find_engine(engine), open_store(Path.cwd())
+    queue = line_up(chosen, params, DATA.absolute(), store, order)
     _run(run_groups, queue, store, params, devices, report, stop, engine)
     return len(queue.names), len(queue.names.keys() - {*store.run_keys()})
 

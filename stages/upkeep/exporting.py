@@ -37,7 +37,6 @@ from statistics import fmean, stdev
 from types import ModuleType
 from typing import Any
 
-import yaml
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
@@ -67,6 +66,7 @@ from stages.results import (
     fidelity_of,
     list_judged,
 )
+from stages.yaml_reader import dump_yaml
 
 
 class ExportError(Mistake, ValueError):
@@ -391,7 +391,7 @@ def _describe(session: Session, hub: Any, model: Checkpoint, target: Path, licen
         path = target / ".eval_results" / f"{dataset.name}.yaml"
         path.parent.mkdir()
         entries = hub.eval_result_entries_to_yaml([entry])
-        path.write_text(yaml.safe_dump(entries, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        path.write_text(dump_yaml(entries), encoding="utf-8")
     data = hub.ModelCardData(
         library_name="claimcheck",
         pipeline_tag=_TASK,
@@ -419,7 +419,7 @@ def _describe(session: Session, hub: Any, model: Checkpoint, target: Path, licen
         model=result.spec["model"]["path"],
         revision=result.origin and result.origin["revision"],
         terms=terms,
-        protocol=yaml.safe_dump(result.spec["protocol"], sort_keys=False, allow_unicode=True),
+        protocol=dump_yaml(result.spec["protocol"]),
     )
     hub.ModelCard(f"---\n{data}\n---\n\n{body}").save(target / "README.md")
 

@@ -60,14 +60,14 @@ from stages.upkeep.publishing import COSTS, compare_with_run, digest_at
 
 LinkStatus = Literal["holds", "broken", "not here"]
 REMEDIES = {
-    "record": "restore what was edited from git or evaluate it again, then `python -m stages.record`",
+    "record": "restore what was edited from git or evaluate it again, then `claimcheck stage record`",
     "equivalences": "retract the line with its reason (claimcheck audit --retract), then train its runs again",
     "checkpoint": "restore it from git (data/models), or train it again with `dvc repro`",
-    "run": "`python -m stages.record`; if it stays, take data/evidence from git again",
+    "run": "`claimcheck stage record`; if it stays, take data/evidence from git again",
     "params": "if the file was edited on purpose, train its runs again with `dvc repro`; otherwise restore it from git",
     "code": "`git fetch --all`; else publish from the revision that trained it",
     "data": "`dvc repro -f preprocess@<dataset>` packs them again",
-    "environment": "`python -m stages.record`; if it stays, take data/evidence from git again",
+    "environment": "`claimcheck stage record`; if it stays, take data/evidence from git again",
     **dict.fromkeys(("repeat", "cost", "signature"), "take data/evidence from git again, or retract it"),
     "metrics": "`dvc repro` evaluates it again if its run is here; otherwise restore data/evidence from git",
 }
@@ -565,7 +565,7 @@ def _check_record(root: Path, session: Session) -> Link:
                 query = select(table).order_by(*table.primary_key.columns)
                 pair = (side.execute(query.execution_options(yield_per=1000)) for side in (session, rebuilt))
                 if any(one != other for one, other in zip_longest(*pair)):
-                    what = f"table {table.name} is not what the files give; `python -m stages.record` rebuilds it"
+                    what = f"table {table.name} is not what the files give; `claimcheck stage record` rebuilds it"
                     return Link("record", "broken", what)
     unchecked = refusal(root)
     compared = f"; not compared with its history: {unchecked}" if unchecked else ", and git's history has no more"

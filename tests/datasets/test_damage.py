@@ -464,12 +464,20 @@ def test_skipped_pictures_have_the_same_description_in_every_run(tmp_path: Path)
         ({"shape": (4, 8, 8)}, "shape is .*; expected 1 or 3 channels, and a side twice"),
         ({"shape": (3, 8, 16)}, "shape is .*; expected 1 or 3 channels"),
         ({"shape": (3, 0, 0)}, "shape is .*; expected numbers above 0"),
+        ({"train": 0}, "train is 0; expected at least 1"),
+        ({"test": 0}, "test is 0; expected at least 1"),
     ],
 )
 def test_declarations_that_no_file_can_match_are_refused(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
     write_params(tmp_path, "smoke", pets=dataclasses.replace(source_of("x"), **fields))
     with pytest.raises(ParamsError, match=rf"datasets\.pets\.{words}"):
         load_params(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/x", "../train-{0..9}.tar"])
+def test_names_of_files_outside_of_the_data_sets_folder_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="expected a path below the data set's folder"):
+        SourceFile(name=name)
 
 
 def test_documented_command_prints_the_digest_that_fetch_prints(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ import hashlib
 import io
 import os
 import random
+import shutil
 import sys
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +211,9 @@ def meddle():
     os.environ["CLAIMCHECK_HOME"] = "elsewhere"
     random.seed(7), numpy.random.seed(7)
     os.chdir("/")
+    sys.stdout.close()
+    with sys.stderr:
+        sys.stdout = sys.stderr
 
 def table(path):
     path = path.absolute()
@@ -252,13 +257,16 @@ def guests_set(kind: str, reader: str) -> DatasetSource:
 
 @pytest.mark.parametrize(("kind", "reader"), [("table", "table"), ("images", "pictures")])
 def test_what_a_users_reader_changes_in_the_process_is_undone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, reader: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str, reader: str
 ) -> None:
     guests(tmp_path, monkeypatch)
     variables, drawn = dict(os.environ), random.getstate()
     assert pack(Path(), guests_set(kind, reader)).train_images
     assert (tmp_path / "packed/dataset.json").is_file()
     assert (Path.cwd(), dict(os.environ), random.getstate()) == (tmp_path, variables, drawn)
+    print("still open", flush=True)
+    print("as before", file=sys.stderr, flush=True)
+    assert capfd.readouterr() == ("still open\n", "as before\n")
 
 
 @pytest.mark.parametrize("kind", ["table", "images"])
@@ -269,6 +277,43 @@ def test_users_reader_that_fails_is_named_with_its_line(
     guests(tmp_path, monkeypatch)
     with pytest.raises(DatasetError, match=rf"guests:{reader} can't read it \({why}; guests.py, line \d+\)"):
         pack(Path(), guests_set(kind, reader))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e9])
+@pytest.mark.parametrize("kind", ["table", "images"])
+def test_targets_that_float32_cannot_tell_apart_are_refused(tmp_path: Path, kind: str, offset: float) -> None:
+    targets = offset + np.arange(60.0)
+    if kind == "table":
+        source = table(tmp_path, lambda frame, path: frame.assign(price=targets).to_parquet(path), reader="parquet")
+    else:
+        images = np.random.default_rng(0).integers(0, 256, (60, 1, 4, 4), dtype=np.uint8)
+        parts = {"x_train": images[:50], "y_train": targets[:50], "x_test": images[50:], "y_test": targets[50:]}
+        (tmp_path / "downloads/pets").mkdir(parents=True)
+        np.savez(tmp_path / "downloads/pets/pets.npz", **parts)
+        fields: dict[str, Any] = {"reader": "npz", "task": "regression", "shape": (1, 4, 4), "classes": 1}
+        source = dataclasses.replace(source_of("pets.npz"), train=50, test=10, **fields)
+    expected = pytest.raises(DatasetError, match=r"float32 rounds a target by .* deviation is 1[47]; subtract")
+    with expected if offset else nullcontext():
+        assert pack(tmp_path, source).train_images == 50
+
+
+@pytest.mark.parametrize("reader", ["csv", "parquet"])
+def test_whole_numbers_that_float64_cannot_tell_apart_are_refused(tmp_path: Path, reader: str) -> None:
+    def write(frame: pd.DataFrame, path: Path) -> None:
+        frame["rooms"] += 2**60
+        frame.to_csv(path, index=False) if reader == "csv" else frame.to_parquet(path)
+
+    with pytest.raises(DatasetError, match=r"column 'rooms' has whole numbers beyond 2\^53, .*; subtract a constant"):
+        pack(tmp_path, table(tmp_path, write, reader=reader))
+
+
+def test_classes_that_look_the_same_are_refused(tmp_path: Path) -> None:
+    root = tmp_path / "downloads/pets/pets"
+    pets(root)
+    (root / "dog").rename(root / "caf\u00e9")
+    shutil.copytree(root / "caf\u00e9", root / "cafe\u0301")
+    with pytest.raises(DatasetError, match=r"has 'cafe\\u0301' and 'caf\\xe9', which look the same"):
+        pack(tmp_path, source_of("pets/"))
 
 
 def with_gaps(frame: pd.DataFrame, path: Path) -> None:

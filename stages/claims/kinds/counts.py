@@ -72,17 +72,23 @@ _EXTREME = re.compile(r"(min|max)\((.+)\)")
 
 
 def param_values(claim: ClaimLine, params: Params) -> list[Any]:
-    """Return the distinct values of the claim's metric in the params files, over all experiments and arms.
+    """Return the distinct values of the claim's metric in the params files, over its experiments and arms.
 
-    `min(…)` and `max(…)` are the smallest and the largest of them; a value that isn't set is None.
+    Without an arm, these are all of the paper's.  `min(…)` and `max(…)` are the smallest and the largest value; a value
+    that isn't set is None.
 
     Raises:
-        NotMeasured: the params files have no such setting.
+        NotMeasured: the params files have no such setting, or it is no number.
     """
     extreme = _EXTREME.fullmatch(claim.metric)
     metric = extreme[2] if extreme else claim.metric
     experiments = [params.experiments[name] for name in fnmatch.filter(params.experiments, claim.experiment or "")]
-    values = [value for experiment in experiments for value in _values(metric, experiment, params)]
+    try:
+        values = [value for experiment in experiments for value in _values(metric, experiment, params, claim.arm)]
+    except (AttributeError, TypeError, ValueError):  # no such field
+        values = []
+    if texts := [value for value in values if not isinstance(value, int | float | None)]:
+        raise NotMeasured(f"{metric} is {texts[0]!r} in the params files, which is no number")
     known = list(dict.fromkeys(value for value in values if value is not None))
     if not known and not values:
         raise NotMeasured(f"the params files don't hold {metric}")
@@ -91,14 +97,18 @@ def param_values(claim: ClaimLine, params: Params) -> list[Any]:
     return known or [None]
 
 
-def _values(metric: str, experiment: ExperimentParams, params: Params) -> list[Any]:
+def _values(metric: str, experiment: ExperimentParams, params: Params, arms: str | None) -> list[Any]:
     source = params.datasets[experiment.dataset]
     derived = _derived(experiment, source, params)
     if metric in derived:
         return [derived[metric]]
     part, _, path = metric.partition(".")
     if part == "model":
-        table = [arm for arm in experiment.arms.values() if arm.role in ("baseline", "proposed")]
+        table = [
+            arm
+            for arm in experiment.arms.values()
+            if (fnmatch.fnmatchcase(arm.name, arms) if arms else arm.role in ("baseline", "proposed"))
+        ]
         keys = ("width", "last_width") if path == "width" else (path,)  # a pyramid is as narrow as its last layer
         return [arm.model[key] for arm in table for key in keys if key in arm.model]
     if part == "protocol":
@@ -265,6 +275,8 @@ class CountedKind(Kind, kinds="count"):
 
     def compare(self, used: Sequence[Any]) -> Verdict:
         """Judge a count of the data as declared; `fetch` and `preprocess` check the files against that."""
+        if None in used:
+            raise NotMeasured(f"{self.claim.metric} isn't set in the params files")
         verdicts = [judge_count(self.value, float(value)) for value in used]
         return min(verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.status))
 
