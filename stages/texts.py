@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import csv
+import io
 import re
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 
 _INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u2060\ufeff"))
@@ -12,7 +15,7 @@ _INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u2060\ufeff"))
 
 
 class UnreadableText(ValueError):
-    """A file in another encoding; the message has the file and the line, and says how to convert it."""
+    """A file in another encoding, or that isn't CSV; the message has the file and the line, and says what to do."""
 
 
 def encoding_of(start: bytes) -> str:
@@ -46,6 +49,35 @@ def decode(content: bytes, path: Path) -> str:
         f"{path}, line {line}: {found}; save it as UTF-8 (in Excel: CSV UTF-8), or convert it with "
         f"`iconv -f {guess or 'ITS-ENCODING'} -t UTF-8 {path.name} > new-{path.name}`"
     )
+
+
+def csv_rows(text: str, path: Path) -> list[tuple[int, list[str]]]:
+    """Return the rows of a CSV file that aren't blank, header first, each with the line in which it begins, from 1.
+
+    Lines that begin with # may precede the header, whose cells may be separated by commas, semicolons or tabs.
+
+    Raises:
+        UnreadableText: a row isn't CSV.
+    """
+    lines = list(io.StringIO(text, newline=""))
+    first = next((at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
+    header, rows, begin = "".join(lines[first : first + 1]), [], first + 1
+    reader = csv.reader(lines[first:], delimiter=max(",;\t", key=header.count), strict=True)
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                rows.append((begin, cells))
+            begin = first + reader.line_num + 1
+    except csv.Error as error:
+        raise UnreadableText(f"{path}, line {begin}: {error}; expected CSV") from None
+    return rows
+
+
+def surplus(cells: Sequence[str], columns: Sequence[str]) -> str:
+    """Return what is wrong if a row has more cells than columns, else an empty text."""
+    if not any(cell.strip() for cell in cells[len(columns) :]):
+        return ""
+    return f"{len(cells)} cells in {len(columns)} columns; quote a cell that has a comma"
 
 
 def plain(text: str) -> str:

@@ -185,7 +185,7 @@ def test_claims_saved_by_a_spreadsheet_are_read(tmp_path: Path, encoding: str) -
     rows = list(csv.reader(io.StringIO((REPOSITORY / "data" / "claims.csv").read_text(encoding="utf-8"))))[:2]
     rows[1][rows[0].index("statement")] = statement = "two\r\nlines, and a separator\u2028"
     with (tmp_path / "claims.csv").open("w", encoding=encoding, newline="") as file:
-        csv.writer(file).writerows(rows)
+        csv.writer(file, delimiter=";").writerows(rows)
     assert [claim.statement for claim in read_claims(tmp_path / "claims.csv")] == [statement]
 
 

@@ -466,7 +466,7 @@ def test_file_is_read_as_programs_export_it(tmp_path: Path) -> None:
         (tmp_path / "other").write_text(other, encoding="utf-8")
         assert [one.claim for one in claimcheck.judge(tmp_path / "other", results).verdicts] == ["a"]
     faults = {b"": "is empty", b"id,metric,arm,ID\n": "columns id twice"}
-    faults[b'id,metric,arm\n"a,accuracy,ours\nb,accuracy,ours\n'] = "unexpected end of data in line 3"
+    faults[b'id,metric,arm\n"a,accuracy,ours\nb,accuracy,ours\n'] = "line 2: unexpected end of data"
     for faulty, said in faults.items():
         (tmp_path / "bad").write_bytes(faulty)
         with pytest.raises(TableError, match=said):

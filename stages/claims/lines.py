@@ -6,9 +6,7 @@ next to the paper's models, so that reading them loads no model.
 
 from __future__ import annotations
 
-import csv
 import fnmatch
-import io
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,7 +21,7 @@ from stages.params.metrics import OwnMetric
 from stages.params.schema import nearest, read_yaml, validate
 from stages.run import STRICT
 from stages.runs.fingerprint import source_path
-from stages.texts import UnreadableText, decode
+from stages.texts import UnreadableText, csv_rows, decode, surplus
 from stages.verdicts import Power, Status, Verdict
 from stages.verdicts.kinds import KINDS, KindFacts
 from stages.verdicts.metrics import CLAIMED_METRICS, find_unit, is_share
@@ -114,33 +112,28 @@ def parse_claims(text: str, path: Path, faults: list[str] | None = None) -> list
     """
     adapter = TypeAdapter(ClaimLine)
     claims: dict[str, ClaimLine] = {}
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        columns = next(reader, [])
-        rows = [(reader.line_num, row) for row in reader if row]
-    except csv.Error as error:
-        raise ClaimsError(f"{path}, line {reader.line_num}: {error}; expected CSV with commas") from None
+        rows = csv_rows(text, path)
+    except UnreadableText as error:
+        raise ClaimsError(str(error)) from None
+    columns = rows[0][1] if rows else []
     lacking = {"id", "paper", "place", "metric", "kind", "value"} - set(columns)
     if lacking:
         raise ClaimsError(f"{path}: lacks the columns {', '.join(sorted(lacking))}; `git checkout {path}` puts it back")
     if twice := sorted(name for name, times in Counter(columns).items() if times > 1):
         raise ClaimsError(f"{path}: has the columns {', '.join(twice)} twice; delete one of them")
-    for number, row in rows:
-        fault = ""
-        if len(row) > len(columns):
-            fault = f"{len(row)} cells in {len(columns)} columns; quote a cell that has a comma"
-        else:
-            try:
-                claim = adapter.validate_python({key: value or None for key, value in zip(columns, row, strict=False)})
-                fault = f"id {claim.id} occurs twice" if claim.id in claims else ""
-            except ValidationError as error:
-                first = error.errors()[0]
-                fault = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-        if not fault:
-            claims[claim.id] = claim
-        elif faults is None:
-            raise ClaimsError(f"{path}, line {number}: {fault}")
-        else:
+    for number, cells in rows[1:]:
+        try:
+            if fault := surplus(cells, columns):
+                raise ValueError(fault)
+            claim = adapter.validate_python({key: cell or None for key, cell in zip(columns, cells, strict=False)})
+            if claims.setdefault(claim.id, claim) is not claim:
+                raise ValueError(f"id {claim.id} occurs twice")
+        except ValueError as error:
+            first = error.errors()[0] if isinstance(error, ValidationError) else None
+            fault = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}" if first else str(error)
+            if faults is None:
+                raise ClaimsError(f"{path}, line {number}: {fault}") from None
             faults.append(f"{path}, line {number}: {fault}; the row is left out")
     return list(claims.values())
 

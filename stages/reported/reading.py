@@ -5,10 +5,8 @@ A row that can't be judged is reported with what was found, what was expected an
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import difflib
-import io
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -33,7 +31,7 @@ from stages.reported.units import (
     last_word,
     parse_count,
 )
-from stages.texts import UnreadableText, decode, plain
+from stages.texts import UnreadableText, csv_rows, decode, plain, surplus
 
 Table: TypeAlias = pd.DataFrame | str | Path
 KINDS = ("value", "order", "gap", "comparable", "wins")
@@ -116,32 +114,21 @@ def read_table(table: Table, needed: Sequence[str], aliases: Mapping[str, str]) 
 def read_file(path: Path) -> pd.DataFrame:
     """Read a CSV file, also with semicolons or tabs, or in UTF-16, as Excel writes it; as `read_table`."""
     try:
-        lines = list(io.StringIO(decode(path.read_bytes(), path), newline=""))
+        rows = csv_rows(decode(path.read_bytes(), path), path)
     except OSError as error:
         raise TableError(f"{path}: {error.strerror}") from None
     except UnreadableText as error:
         raise TableError(str(error)) from None
-    first = next((at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
-    header = lines[first] if first < len(lines) else ""
-    rows: list[list[str]] = []
-    numbers, surplus = [], {}
-    reader = csv.reader(lines[first:], delimiter=max(",;\t", key=header.count), strict=True)
-    try:
-        columns = next(reader, [])
-        end = first + reader.line_num
-        for cells in reader:
-            line, end = end + 1, first + reader.line_num
-            if any(cell.strip() for cell in cells):
-                if any(cell.strip() for cell in cells[len(columns) :]):
-                    surplus[line] = f"{len(cells)} cells in {len(columns)} columns; quote a cell that has a comma"
-                rows.append([*cells, *[""] * len(columns)][: len(columns)])
-                numbers.append(line)
-    except csv.Error as error:
-        raise TableError(f"{path}: {error} in line {first + reader.line_num}; expected CSV") from None
-    if not columns:
+    if not rows:
         raise TableError(f"{path} is empty; expected a line with the names of the columns")
-    frame = pd.DataFrame(rows, columns=columns, index=numbers, dtype=str)
-    frame.attrs["surplus"] = surplus
+    columns = rows.pop(0)[1]
+    frame = pd.DataFrame(
+        [[*cells, *[""] * len(columns)][: len(columns)] for _, cells in rows],
+        columns=columns,
+        index=[line for line, _ in rows],
+        dtype=str,
+    )
+    frame.attrs["surplus"] = {line: fault for line, cells in rows if (fault := surplus(cells, columns))}
     return frame
 
 
