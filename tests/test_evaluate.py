@@ -456,7 +456,7 @@ def test_what_a_network_does_to_the_process_is_undone_and_its_faults_are_its_own
     arm = {"role": "proposed", "title": "guest", "model": {"name": "guest_net:Net"}}
     edit(Path("params") / f"{EXPERIMENT}.yaml", lambda experiment: experiment["arms"].update(guest=arm))
     variables = dict(os.environ)
-    assert train() and main([EXPERIMENT]) == 0
+    assert train_here() and main([EXPERIMENT]) == 0
     assert (Path.cwd(), dict(os.environ)) == (trained, variables)
     assert "guest.0: accuracy" in capfd.readouterr().out
     faults = {"KeyError": "KeyError: 'lost'", "SystemExit": "SystemExit: 0", "OSError": "OSError: lost"}

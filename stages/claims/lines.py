@@ -364,9 +364,9 @@ def find_faults(claim: ClaimLine, params: Params, families: Collection[str]) -> 
     for column in ("n", "trials"):
         if (count := getattr(claim, column)) is not None and count < 1:
             yield f"{column} is {count}; expected a number of at least 1"
-    if claim.kind in (*_ORDERS, "failures") and claim.value is not None and claim.trials is not None:
-        if not (0 <= claim.value <= claim.trials and claim.value % 1 == 0):
-            yield f"value is {claim.value:g}; expected a whole number from 0 to {claim.trials}, the trials"
+    value, trials = claim.value or 0, claim.trials or 0
+    if claim.kind in (*_ORDERS, "failures") and not (0 <= value <= trials and value % 1 == 0):
+        yield f"value is {value:g}; expected a whole number from 0 to {trials}, the trials"
     if claim.better not in (None, "higher", "lower"):
         yield f"better is {claim.better!r}; expected higher or lower"
     if claim.family and claim.family not in families:
@@ -396,7 +396,7 @@ def _find_faults_of_training(claim: ClaimLine, own: Mapping[str, OwnMetric]) -> 
         yield f"precision is {claim.precision or 'empty'}; a printed 0 needs it, as other margins are a share of it"
     if claim.kind == "noise" and claim.trials == 1:
         yield "trials is 1; expected at least 2, as one number has no range"
-    if claim.high is not None and claim.high < (claim.value or 0):
+    if claim.high is not None and claim.value is not None and claim.high < claim.value:
         yield f"high is {claim.high:g}; expected the end of the range that begins with value, {claim.value:g}"
     if claim.kind in _RATIOS:
         for column in ("baseline_arm", *(("high",) if claim.kind == "range" else ())):
