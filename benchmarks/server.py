@@ -25,7 +25,7 @@ def free_port() -> int:
 
 @contextmanager
 def server(command: Sequence[str], port: int, ready: str, **environment: str) -> Iterator[int]:
-    """Yield the server's process id once it is ready.
+    """Yield the server's process id once it is ready; its process group ends with the block or this process.
 
     Raises:
         RuntimeError: it ended or isn't ready after `READY_SECONDS`; the message has its last lines.
@@ -34,6 +34,9 @@ def server(command: Sequence[str], port: int, ready: str, **environment: str) ->
         process = subprocess.Popen(
             command, env={**os.environ, **environment}, stdout=written, stderr=written, start_new_session=True
         )
+        # The group has LitServe's processes, which would survive their parent, and may be suspended.
+        kill_group = ["sh", "-c", 'read -r _; kill -s KILL -- "-$0"', str(process.pid)]
+        guard = subprocess.Popen(kill_group, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
         try:
             _wait_until_ready(process, port, ready, written)
             yield process.pid
@@ -42,8 +45,7 @@ def server(command: Sequence[str], port: int, ready: str, **environment: str) ->
                 os.killpg(process.pid, signal.SIGCONT)
             process.terminate()
             process.wait(60)
-            with suppress(ProcessLookupError):  # LitServe's child processes would survive and keep polling
-                os.killpg(process.pid, signal.SIGKILL)
+            guard.communicate()
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], port: int, ready: str, written: IO[bytes]) -> None:

@@ -100,8 +100,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             # These are so frequent that their traces would bury the others.
             "exclude": lambda scope: scope["path"].startswith(("/health/", "/v2/health/", "/metrics", "/static/")),
         },
-        # One file more than allowed, so that our own message can state the number of files.
-        form_limits={"max_files": settings.max_images + 1, "max_fields": 256, "max_part_size": 4096},
+        form_limits={"max_fields": 256, "max_part_size": 4096},
     )
     app.state.claimcheck = parts = _app_state(settings)
     app.state.edition = edition_of((HERE, HERE.parent / "stages"), settings.model_dump_json(include=SHOWN))

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Request, Response
 from fastapi.templating import Jinja2Templates
 from sqlalchemy.orm import Session
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.types import Receive
 
 from service.database import queries
@@ -70,6 +71,15 @@ def render_page(request: Request, template: str, /, **context: Any) -> Response:
 def site_of(request: Request) -> str:
     """Return the service's permanent address or, without one, the address of this request."""
     return (app_state_of(request).settings.address or str(request.base_url)).rstrip("/")
+
+
+class NameConvertor(PathConvertor):
+    """The name of a model or claim in a path, `{…:name}`; unlike a part of a path, it may have slashes: `vit-b/16`."""
+
+    regex = "(?s:.+)"
+
+
+register_url_convertor("name", NameConvertor())
 
 
 class ClientDisconnected(Problem):

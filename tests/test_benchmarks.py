@@ -3,11 +3,13 @@
 import ast
 import dataclasses
 import datetime
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from benchmarks.__main__ import INTRODUCTION, main, page, rows_of, together
 from benchmarks.timing import HEADINGS, Line, markdown, pytorch_alone, race, share_of_products
 from stages.ops.fast import attention, cpp, dac
 from stages.ops.rbf import rbf_attention
+from tests.polling import wait_until
 
 BENCHMARKS = sorted((Path(__file__).resolve().parent.parent / "benchmarks").glob("bench_*.py"))
 
@@ -24,6 +27,26 @@ SETTING = "float32, 1 thread"
 
 def line(value: float, *, at_most: bool = False) -> Line:
     return Line(what="a step", peer="plain: 9 ms", ours="3 ms", value=value, goal=2.0, at_most=at_most, setting=SETTING)
+
+
+SUSPENDED = """
+import os, signal, sys
+from benchmarks.server import free_port, server
+
+port = free_port()
+with server([sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"], port, "/") as pid:
+    os.killpg(pid, signal.SIGSTOP)
+    print(pid, flush=True)
+    signal.pause()
+"""
+
+
+def test_suspended_server_ends_with_its_killed_benchmark() -> None:
+    with subprocess.Popen([sys.executable, "-c", SUSPENDED], stdout=subprocess.PIPE) as benchmark:
+        assert benchmark.stdout is not None
+        pid = int(benchmark.stdout.readline())
+        benchmark.kill()
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)

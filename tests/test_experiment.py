@@ -142,6 +142,7 @@ IN_INDEX = {
     "seed = 1": "params.yaml: unknown key seed; known: ",
     "experiments.ninformer-mnist.paper = nin": "experiments.ninformer-mnist.paper is 'nin'",
     "experiments.ninformer-mnist.dataset = minst": "is 'minst' (did you mean mnist?); known: cifar10, cifar100, ",
+    "experiments = {resnet1.5: {paper: ninformer, dataset: mnist}}": "resnet1.5 is a name with a dot or slash",
     "experiments.lost = {paper: ninformer, dataset: mnist}": "lost.yaml: no such file",
     "profiles.quick.overrides.epoch = 1": "profiles.quick.overrides.epoch (did you mean epochs?)",
     "profiles.paper.overrides.batch_size = 0": "overrides.batch_size is 0; expected",

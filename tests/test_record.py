@@ -240,6 +240,7 @@ def test_diverged_run_is_recorded_with_its_last_finite_step(root: Path) -> None:
     [
         ("results/ninformer-cifar10.jsonl", '"arm":', '"arn":', EvidenceError, "cifar10.jsonl, line 1: ar[mn]"),
         ("results/ninformer-cifar10.jsonl", '"code":', '"cod":', RecordError, "has no code"),
+        ("results/ninformer-cifar10.jsonl", '"replicate":0', f'"replicate":{10**20}', RecordError, "64 bits"),
     ],
 )
 def test_invalid_line_is_reported_and_the_old_database_kept(
@@ -260,16 +261,17 @@ def test_invalid_line_is_reported_and_the_old_database_kept(
 def test_a_claim_with_a_bad_row_is_named_and_the_others_are_judged(root: Path) -> None:
     path = root / "data" / "claims.csv"
     text = path.read_text(encoding="utf-8").replace("0.5378", "54 %").replace("cifar10.ninformer", "cifar10.vit")
-    path.write_text(text.replace(",0.9712,", ",97.12,"), encoding="utf-8")
+    path.write_text(text.replace(",0.9712,", ",97.12,").replace(",0.7012,", ",1e999,"), encoding="utf-8")
     notes = "\n".join(record(root, DATABASE).notes)
     for said in (
         "line 13: value: Input",
         "cifar10.vit occurs twice; the row",
         "expected a fraction of 1, such as 0.9712",
+        "value: Input should be a finite number; the row is left out",
     ):
         assert said in notes
     with open_results(str(root / DATABASE))() as session:
-        assert session.query(Claim).count() == 14
+        assert session.query(Claim).count() == 13
 
 
 def test_differing_canaries_are_reported_without_splitting_the_machine(root: Path) -> None:

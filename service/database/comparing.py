@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from statistics import fmean
 from typing import Any, Literal, get_args
+from urllib.parse import quote
 
 from cachetools import LRUCache
 from pydantic import Field
@@ -296,7 +297,7 @@ def find_line(session: Session, name: str, compare: Answer) -> ComparedLine:
         title=f"{asked.title} ({found.name})",
         model=asked.title,
         experiment=found.name,
-        address=f"/experiments/{found.name}?arm={arm}",
+        address=f"/experiments/{quote(found.name)}?arm={quote(arm)}",
         kind=queries.find_dataset(session, found.dataset).kind,
         provenance=comparison.provenance,
         cut=comparison.cut,

@@ -19,9 +19,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.templating import Jinja2Templates
 from pydantic import BaseModel, ConfigDict, Field
+from python_multipart.multipart import DEFAULT_MAX_HEADER_COUNT as MAX_PART_HEADERS
+from python_multipart.multipart import DEFAULT_MAX_HEADER_SIZE as MAX_PART_HEADER
+from python_multipart.multipart import MAX_BOUNDARY_LENGTH
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnection
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
@@ -186,8 +190,23 @@ RETRY_AFTER: dict[type[Exception], dict[str, str]] = {
     Busy: {"retry-after": "2"},
 }
 
-FORM_LIMITS = ("Too many files", "Too many fields", "Part exceeded")
-"""Beginnings of the form parser's messages about forms beyond its limits, which it answers with 400."""
+FORM_FAULTS = {
+    "Too many fields": (413, ""),
+    "Part exceeded": (
+        413,
+        "a text field of the form is larger than 4 KB; a file needs a filename in its part's header",
+    ),
+    "Maximum header size": (400, f"a part's header has more than {MAX_PART_HEADER:,} bytes; send a shorter file name"),
+    "Maximum header count": (400, f"a part of the form has more than {MAX_PART_HEADERS} headers"),
+    "Boundary length": (400, f"the boundary in Content-Type has more than {MAX_BOUNDARY_LENGTH} bytes"),
+    "Missing boundary": (400, "Content-Type lacks the form's boundary; let your HTTP library write this header"),
+    "Expected boundary": (400, "the form doesn't begin with the boundary that Content-Type names"),
+    "The Content-Disposition": (
+        400,
+        'a part of the form lacks its name, as in Content-Disposition: form-data; name="file"',
+    ),
+}
+"""Status and detail of a form's faults by the beginning of the parser's message, which is the detail if it is empty."""
 
 
 def fault_response(request: Request, error: BaseException) -> Response:
@@ -217,8 +236,10 @@ def install_error_handlers(app: FastAPI) -> None:
         if isinstance(error.__cause__, OSError | MemoryError):  # the form parser's message blames the client
             return fault_response(request, error.__cause__)
         detail, status = error.detail, error.status_code
-        if status == 400 and detail.startswith(FORM_LIMITS):
-            status = 413
+        if isinstance(form := error.__context__, MultiPartException):
+            said = str(form.__cause__ or detail)
+            status, ours = next((found for start, found in FORM_FAULTS.items() if said.startswith(start)), (400, ""))
+            detail = ours or f"the form isn't valid multipart/form-data: {said}"
         headers = dict(error.headers or {})
         if status == 405:
             allowed = set(headers.get("Allow", "").split(", "))

@@ -1,6 +1,7 @@
-"""Routes that refuse unknown or repeated query parameters.
+"""Routes that refuse unknown or repeated query parameters: those of `/api/v1`, `/compare` and `/predict`.
 
-Otherwise a misspelt filter would be ignored, and the last of two data sets would win.
+Otherwise a program's misspelt filter would be ignored, and the last of two data sets would win.  Pages, probes,
+`/metrics` and `/v2` ignore unknown parameters, because other sites, Prometheus and clients of the protocol add some.
 
 The fast path reads simple forms and queries like the framework's parser (`tests/service/test_forms.py`), and leaves
 everything else to that.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from service.pages.opening import holds_in_its_order_only
 from service.pages.wording import address_of, is_part, key_of, meaning_of, name_with_value, verdict_in_words
@@ -100,7 +101,7 @@ def bibtex(record: ClaimRecord, name: str, paper: Paper, address: str | None, pr
     digest = record.verdict.digest[:DIGITS]
     note = f"Claim {record.claim.id} of “{paper.title}”, {record.claim.place}; verdict {digest}"
     title = f"{name}: {verdict_in_words(record)}"
-    url = address and f"{address.rstrip('/')}/claims/{record.claim.id}?cited={digest}"
+    url = address and f"{address.rstrip('/')}/claims/{quote(record.claim.id)}?cited={digest}"
     return _entry(record.claim.id, title, note, url, dated(record), project)
 
 
@@ -121,7 +122,7 @@ def bibtex_table(
 ) -> str:
     """Return an entry for an experiment's results, with the digest of all results in the database."""
     note = f"Results next to those of “{paper.title}”: {comparison.label}; results {content[:DIGITS]}"
-    url = address and f"{address.rstrip('/')}/experiments/{comparison.experiment}"
+    url = address and f"{address.rstrip('/')}/experiments/{quote(comparison.experiment)}"
     return _entry(comparison.experiment, comparison.title, note, url, None, project)
 
 

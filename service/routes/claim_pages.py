@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from fnmatch import fnmatchcase
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator
@@ -233,7 +234,7 @@ def show_method(request: Request, session: ResultsSession) -> Response:
         read_rules(session),
         concluding.describe_whole(lacking_test_images(session, every), wording.titles_of(session)[0]),
         (
-            (after, f"/claims/{row.claim.id}", names[row.claim.id])
+            (after, f"/claims/{quote(row.claim.id)}", names[row.claim.id])
             for row in later
             if (after := rule_after(row.claim, row.verdict))
         ),
@@ -250,7 +251,14 @@ def show_method(request: Request, session: ResultsSession) -> Response:
     )
 
 
-@router.get("/claims/{claim_id}", responses=declared(404))
+@router.get("/claims/{claim_id:name}/badge.svg", responses=declared(404))
+def show_claim_badge(claim_id: str, session: ResultsSession) -> Response:
+    """Return the verdict as a badge for a README."""
+    record = find_judged(session, claim_id)
+    return Response(citing.claim_badge(record, wording.side_of(record.verdict.status)), media_type="image/svg+xml")
+
+
+@router.get("/claims/{claim_id:name}", responses=declared(404))
 def show_claim(
     claim_id: str,
     request: Request,
@@ -310,13 +318,6 @@ def show_claim(
         titles=titles,
         experiments=experiments,
     )
-
-
-@router.get("/claims/{claim_id}/badge.svg", responses=declared(404))
-def show_claim_badge(claim_id: str, session: ResultsSession) -> Response:
-    """Return the verdict as a badge for a README."""
-    record = find_judged(session, claim_id)
-    return Response(citing.claim_badge(record, wording.side_of(record.verdict.status)), media_type="image/svg+xml")
 
 
 @router.get("/papers/{name}/badge.svg", responses=declared(404))

@@ -260,7 +260,7 @@ def show_curves(
     )
 
 
-@router.get("/models/{name}", responses=declared(404))
+@router.get("/models/{name:name}", responses=declared(404))
 def show_model(name: str, request: Request, session: ResultsSession, compare: Compare) -> Response:
     """Show the model `<experiment>.<arm>` by its strongest results."""
     experiment = queries.find_experiment(session, name.partition(".")[0][:80])

@@ -12,6 +12,7 @@ from service.database import queries
 from service.database.schemas import HealthOut
 from service.dependencies import DATABASE_SLOT, AppState, app_state_of, render_page
 from service.http.errors import Problem, declared, root_path
+from service.http.strict import StrictRoute
 
 router = APIRouter(tags=["health"])
 EXPOSITION: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
@@ -63,11 +64,19 @@ async def redirect_schema(request: Request) -> RedirectResponse:
     return RedirectResponse(f"{request.scope['root_path']}/api/v1/openapi.json", 308)
 
 
-@router.get("/api/v1/openapi.json", include_in_schema=False, dependencies=[DATABASE_SLOT])
 def read_schema(request: Request) -> Response:
     """Return the OpenAPI document, with the path prefix of the proxy."""
     document, root = request.app.openapi(), root_path(request.scope)
     return JSONResponse(document | {"servers": [{"url": root}]} if root else document)
+
+
+router.add_api_route(
+    "/api/v1/openapi.json",
+    read_schema,
+    include_in_schema=False,
+    dependencies=[DATABASE_SLOT],
+    route_class_override=StrictRoute,
+)
 
 
 @router.get("/docs", include_in_schema=False, dependencies=[DATABASE_SLOT])

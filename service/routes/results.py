@@ -246,7 +246,7 @@ def list_claims(
     return page.answer(claim_schemas.ClaimOut, described)
 
 
-@router.get("/api/v1/claims/{claim_id}", tags=["claims"], operation_id="getClaim", responses=declared(404))
+@router.get("/api/v1/claims/{claim_id:name}", tags=["claims"], operation_id="getClaim", responses=declared(404))
 def read_claim(claim_id: str, session: ResultsSession, compare: Compare) -> claim_schemas.ClaimDetailOut:
     """One claim: its verdict, the runs behind it, its deviations and its cost."""
     record = find_judged(session, claim_id)
@@ -335,14 +335,8 @@ def list_checkpoints(
     return page.answer(schemas.CheckpointOut, page.cut(found))
 
 
-@router.get("/api/v1/checkpoints/{checkpoint_id}", tags=["runs"], operation_id="getCheckpoint", responses=declared(404))
-def read_checkpoint(checkpoint_id: str, session: ResultsSession) -> schemas.CheckpointOut:
-    """One trained model."""
-    return schemas.CheckpointOut.model_validate(queries.find_checkpoints(session, [checkpoint_id])[0])
-
-
 @router.get(
-    "/api/v1/checkpoints/{checkpoint_id}/weights",
+    "/api/v1/checkpoints/{checkpoint_id:name}/weights",
     tags=["runs"],
     operation_id="getWeights",
     response_class=Response,
@@ -353,3 +347,11 @@ def read_weights(checkpoint_id: str, request: Request, session: ResultsSession) 
     (found,) = queries.find_checkpoints(session, [checkpoint_id])
     model = app_state_of(request).engine.models.get(found.path, found.sha256)
     return FileResponse(model.path, media_type="application/octet-stream", filename=f"{found.id}.safetensors")
+
+
+@router.get(
+    "/api/v1/checkpoints/{checkpoint_id:name}", tags=["runs"], operation_id="getCheckpoint", responses=declared(404)
+)
+def read_checkpoint(checkpoint_id: str, session: ResultsSession) -> schemas.CheckpointOut:
+    """One trained model."""
+    return schemas.CheckpointOut.model_validate(queries.find_checkpoints(session, [checkpoint_id])[0])

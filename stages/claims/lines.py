@@ -55,7 +55,7 @@ class ClaimLine:
     `reading` says how we read an experiment that the text leaves so open that trainings can't refute the claim.
     """
 
-    __pydantic_config__: ClassVar = STRICT
+    __pydantic_config__: ClassVar = {**STRICT, "allow_inf_nan": False}
     id: str
     paper: str
     place: str
@@ -127,6 +127,8 @@ def parse_claims(text: str, path: Path, faults: list[str] | None = None) -> list
             if fault := surplus(cells, columns):
                 raise ValueError(fault)
             claim = adapter.validate_python({key: cell or None for key, cell in zip(columns, cells, strict=False)})
+            if {".", ".."} & {*claim.id.split("/")}:
+                raise ValueError(f"id {claim.id} is no address of a page; leave out its single and double dots")
             if claims.setdefault(claim.id, claim) is not claim:
                 raise ValueError(f"id {claim.id} occurs twice")
         except ValueError as error:

@@ -324,6 +324,11 @@ def load_params(root: Path = Path()) -> Params:
                 f"{index_path}: profiles.{name}.test_rows is set; its overrides need observe_test: false, since curves "
                 "over all test rows contradict a score on some of them"
             )
+    if odd := next((name for name in index.experiments if "." in name or "/" in name), None):
+        raise ParamsError(
+            f"{index_path}: experiments.{odd} is a name with a dot or slash; a model is named <experiment>.<arm>, and "
+            f"the file is params/<experiment>.yaml; call it {odd.replace('.', '-').replace('/', '-')}"
+        )
     experiments = {}
     files = read_files(root, index.experiments)
     # Those that are like another come last, so that a mistake is reported for the file that has it.

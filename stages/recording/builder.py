@@ -508,6 +508,8 @@ def record(root: Path, database: str, *, evidence_only: bool = False) -> Summary
         try:
             create_results(f"sqlite:///{partial}", rows.fill)
             put_in_place(partial, target)
+        except OverflowError:
+            raise RecordError("a whole number in data/results or data/evidence has more than 64 bits") from None
         finally:
             partial.unlink(missing_ok=True)
     return Summary(

@@ -136,15 +136,15 @@ def forms() -> Iterator[Form]:
     yield Form("more behind its end", GOOD + END + b"epilogue" * 9, 200)
     yield Form("no body", b"", 400, words=short)
     yield Form("only an end", END, 422)
-    yield Form("no boundary named", GOOD + END, 400, "multipart/form-data")
+    yield Form("no boundary named", GOOD + END, 400, "multipart/form-data", "lacks the form's boundary")
     yield Form("another boundary", GOOD + END, 400, "multipart/form-data; boundary=c")
-    yield Form("long boundary", GOOD + END, 400, f"multipart/form-data; boundary={'b' * 5000}")
-    yield Form("not a form", b"hello", 400)
+    yield Form("long boundary", GOOD + END, 400, f"multipart/form-data; boundary={'b' * 5000}", "256 bytes")
+    yield Form("not a form", b"hello--b--", 400, words="begin with the boundary")
     yield Form(
         "compressed", b"\x1f\x8b\x08" + bytes(50), 415, words="uncompressed", headers={"content-encoding": "gzip"}
     )
-    yield Form("part without a name", part('filename="a.png"', png()) + END, 400)
-    yield Form("part without a header", b"--b\r\n\r\n" + png() + b"\r\n" + END, 400)
+    yield Form("part without a name", part('filename="a.png"', png()) + END, 400, words="lacks its name")
+    yield Form("part without a header", b"--b\r\n\r\n" + png() + b"\r\n" + END, 400, words="lacks its name")
     yield Form("another name", part('name="image"; filename="a.png"', png()) + END, 422, words="send a file as file=")
     yield Form("text instead of a file", part('name="file"', b"hello") + END, 422, words="this is text; send a file")
     yield Form("traversing file name", part('name="file"; filename="../../a.png"', png()) + END, 200)
@@ -152,6 +152,9 @@ def forms() -> Iterator[Form]:
     yield Form("file name of a device", part('name="file"; filename="/dev/null"', png()) + END, 200)
     yield Form("no file name", part('name="file"; filename=""', png()) + END, 200)
     yield Form("long file name", part(f'name="file"; filename="{"x" * 2000}"', png()) + END, 200)
+    yield Form(
+        "longer file name", part(f'name="file"; filename="{"x" * 9000}"', png()) + END, 400, words="a shorter file name"
+    )
     yield Form("lying part type", part('name="file"; filename="a"', png(), "Content-Type: text/html") + END, 200)
     nested = part('name="file"; filename="a.png"', GOOD + END, "Content-Type: multipart/mixed; boundary=c")
     yield Form("form within a form", nested + END, 422)
@@ -164,16 +167,28 @@ def forms() -> Iterator[Form]:
         "lines that almost end a part", part('name="file"; filename="a"', *almost) + END, 413, words="begin with"
     )
     yield Form("a million parts", b"--b\r\n\r\n" * 10**6, 413, words="larger than 1,000,000 bytes")
-    yield Form("a large field", part('name="checkpoint"', b"x" * 5000) + GOOD + END, 413, words="Part exceeded")
-    yield Form("50 files", GOOD * 50 + END, 413, words="Too many files")
+    yield Form(
+        "a large field", part('name="checkpoint"', b"x" * 5000) + GOOD + END, 413, words="a file needs a filename"
+    )
+    yield Form("50 files", GOOD * 50 + END, 413, words="50 images; one request takes at most 4")
     yield Form("5 files", GOOD * 5 + END, 413, words="5 images; one request takes at most 4")
-    yield Form("a giant part header", part('name="file"; filename="a"', png(), "X: " + "y" * 100_000) + END, 400)
+    yield Form(
+        "a giant part header", part('name="file"; filename="a"', png(), "X: " + "y" * 100_000) + END, 400, words="4,224"
+    )
     options = ";" * 4000
     yield Form(
         "thousands of a part's options", part(f'name="file"; filename="{options}"', png()) + END, 400, words="64"
     )
     yield Form("thousands of options", GOOD + END, 400, f'multipart/form-data; boundary="{options}', words="semicolons")
-    yield Form("thousands of part headers", part('name="file"; filename="a"', png(), *["X: y"] * 9000) + END, 400)
+    yield Form(
+        "thousands of part headers",
+        part('name="file"; filename="a"', png(), *["X: y"] * 9000) + END,
+        400,
+        words="8 headers",
+    )
+    yield Form(
+        "space in a part's header", part('name="file"; filename="a"', b"", "X y: z") + END, 400, words="invalid char"
+    )
     for kind in (
         "application/json",
         "text/plain",

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from urllib.parse import quote, unquote
 
 import pytest
 from fastapi import APIRouter
@@ -77,6 +78,44 @@ def test_page_loads_nothing_external_and_runs_nothing_inline(client: TestClient,
     for address in {address.partition("#")[0] for address in page.addresses} - {"", "/predict"}:
         if not address.startswith(EXTERNAL):
             assert client.get(address).status_code == 200, address
+
+
+ODD = 'vit-b/16 "<b>" 100%?a=b&c#é 🙂\n.0'
+
+
+def test_every_link_to_an_odd_name_leads_to_its_page(own_root: Path) -> None:
+    """Only a name of an arm or a claim can be odd: papers are packages, and experiments are files."""
+    quoted, params = json.dumps(ODD, ensure_ascii=False), own_root / "params" / "ninformer-cifar10.yaml"
+    for file in (*own_root.glob("data/results/ninformer-cifar10*.jsonl"), params):
+        text = file.read_text(encoding="utf-8")
+        changed = text.replace('"arm":"vit"', f'"arm":{quoted}').replace("\n  vit:", f"\n  {quoted}:")
+        assert changed != text
+        file.write_text(changed, encoding="utf-8")
+    claims = own_root / "data" / "claims.csv"
+    text, (odd, claim) = claims.read_text(encoding="utf-8"), (ODD.replace('"', '""'), f"ninformer.{ODD}")
+    before, after = "ninformer.table2.cifar10.vit", f'"ninformer.{odd}"'
+    text = text.replace(before, after).replace("ninformer-cifar10,vit,", f'ninformer-cifar10,"{odd}",')
+    claims.write_text(text, encoding="utf-8")
+    record(own_root, "data/results.db")
+    pages = {"/", "/claims", "/papers/ninformer", "/compare?dataset=cifar10", "/leaderboard?dataset=cifar10"}
+    with reading(Settings(root=own_root)) as client:
+        listed = client.get("/api/v1/claims?experiment=ninformer-cifar10").json()
+        assert claim in [item["id"] for item in listed]
+        seen: set[str] = set()
+        while left := pages - seen:
+            seen |= (new := {left.pop()})
+            response = client.get(*new, headers={"accept": "text/html, */*;q=0.8"})
+            assert response.status_code == 200, new
+            found = (address.partition("#")[0] for address in Page(response.text).addresses)
+            pages |= {address for address in found if address.startswith("/") and "vit-b/16" in unquote(address)}
+        for start in (
+            f"/claims/{quote(claim)}",
+            f"/api/v1/claims/{quote(claim)}",
+            f"/models/ninformer-cifar10.{quote(ODD)}",
+        ):
+            assert start in seen
+        checkpoint = quote(f"ninformer-cifar10.{ODD}.0")
+        assert client.get(f"/api/v1/checkpoints/{checkpoint}").status_code == 200
 
 
 def test_paper_page_lists_every_claim_with_its_verdict(client: TestClient) -> None:

@@ -19,6 +19,7 @@ from service.app import create_app
 from service.dependencies import _hold_slot, _session
 from service.http.caching import Exports
 from service.http.monitoring import Metrics
+from service.http.tabular import PageRoute
 from service.inference.engine import Choices
 from service.routes import export, inference, oip, reference
 from service.settings import Settings
@@ -115,6 +116,20 @@ def test_parameters_of_the_wrong_type_are_422(client: TestClient, route: APIRout
     for name, wrong in (("limit", "many"), ("format", "xml"), ("curve", "x"), ("sort", "x"), ("verdict", "x")):
         if name in allowed:
             assert_problem(client.get(address(route), params={name: wrong}), 422)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{sorted(route.methods)[0]} {route.path_format}")
+def test_unknown_query_parameter_is_422_or_ignored(client: TestClient, route: APIRoute) -> None:
+    """Other sites add `utm_source` to a page's address; probes and Prometheus may be configured to send some."""
+    method, headers = next(iter(route.methods)), {"accept": "text/html"} if isinstance(route, PageRoute) else {}
+    files = {"file": png()} if method == "POST" else None
+    if route.path.startswith(("/api/v1/", "/compare", "/predict")) and not headers:
+        for name in ("utm_source", "dataset[]", "é", "x" * 1000, ""):
+            response = client.request(method, address(route), params={name: "1"}, files=files)
+            assert_problem(response, 422, f"unknown query parameter {name[:80]!r}; ")
+    else:
+        response = client.request(method, address(route), params={"utm_source": "1"}, headers=headers, files=files)
+        assert response.status_code != 422, response.text
 
 
 @pytest.mark.parametrize("route", POSTS, ids=lambda route: route.path_format)
