@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from stages.claims import ClaimsError
-from stages.claims.lines import read_claims
+from stages.claims.lines import parse_claims, read_claims
 from stages.faults import describe_fault, in_one_line, named
 from tests.preloaded import python
 from tests.project import EXPERIMENT, REPOSITORY, environment, make_project
@@ -170,7 +170,7 @@ CLAIM = "id,paper,place,metric,kind,value,statement\nx,dac,Table 1,{metric},coun
             CLAIM.format(metric="m", statement="s,t").encode(),
             "line 2: 8 cells in 7 columns; quote a cell that has a comma",
         ),
-        (CLAIM.format(metric="m", statement='"s" t').encode(), "line 2: .*; expected CSV with commas"),
+        (CLAIM.format(metric="m", statement='"s" t').encode(), "line 2: .*; expected CSV"),
         (CLAIM.format(metric="m", statement="\N{LATIN SMALL LETTER E WITH ACUTE}").encode("cp1252"), "line 2: .*iconv"),
     ],
 )
@@ -187,6 +187,9 @@ def test_claims_saved_by_a_spreadsheet_are_read(tmp_path: Path, encoding: str) -
     with (tmp_path / "claims.csv").open("w", encoding=encoding, newline="") as file:
         csv.writer(file, delimiter=";").writerows(rows)
     assert [claim.statement for claim in read_claims(tmp_path / "claims.csv")] == [statement]
+    text = (tmp_path / "claims.csv").read_text(encoding).replace(rows[1][0], "../x")
+    with pytest.raises(ClaimsError, match=r"line 2: id \.\./x is no address of a page"):
+        parse_claims(text, tmp_path / "claims.csv")
 
 
 def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

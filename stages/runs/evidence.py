@@ -242,7 +242,7 @@ class CostLine:
     tokens.
     """
 
-    __pydantic_config__: ClassVar = STRICT
+    __pydantic_config__: ClassVar = {**STRICT, "allow_inf_nan": False}
     experiment: str
     arm: str
     replicate: int
