@@ -137,12 +137,19 @@ def test_arm_may_override_protocol_fields(project: Path) -> None:
     assert {run.spec.protocol.epochs for run in runs} == {3}, "the profile's cut applies to every arm"
 
 
+def test_name_of_a_data_set_that_no_stage_can_have_is_refused(project: Path) -> None:
+    edit(project / "params.yaml", lambda index: index["datasets"].update({"my data/1": index["datasets"]["mnist"]}))
+    with pytest.raises(ParamsError, match=r"datasets\.my data/1 has other characters .* call it my-data-1"):
+        load_params(project)
+
+
 IN_INDEX = {
     "profile = smoek": "params.yaml: profile is 'smoek' (did you mean smoke?)",
     "seed = 1": "params.yaml: unknown key seed; known: ",
     "experiments.ninformer-mnist.paper = nin": "experiments.ninformer-mnist.paper is 'nin'",
     "experiments.ninformer-mnist.dataset = minst": "is 'minst' (did you mean mnist?); known: cifar10, cifar100, ",
-    "experiments = {resnet1.5: {paper: ninformer, dataset: mnist}}": "resnet1.5 is a name with a dot or slash",
+    "experiments = {resnet1.5: {paper: ninformer, dataset: mnist}}": "files; call it resnet1-5",
+    "experiments.-x = {paper: ninformer, dataset: mnist}": "experiments.-x has other characters than letters",
     "experiments.lost = {paper: ninformer, dataset: mnist}": "lost.yaml: no such file",
     "profiles.quick.overrides.epoch = 1": "profiles.quick.overrides.epoch (did you mean epochs?)",
     "profiles.paper.overrides.batch_size = 0": "overrides.batch_size is 0; expected",

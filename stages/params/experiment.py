@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -324,11 +325,13 @@ def load_params(root: Path = Path()) -> Params:
                 f"{index_path}: profiles.{name}.test_rows is set; its overrides need observe_test: false, since curves "
                 "over all test rows contradict a score on some of them"
             )
-    if odd := next((name for name in index.experiments if "." in name or "/" in name), None):
-        raise ParamsError(
-            f"{index_path}: experiments.{odd} is a name with a dot or slash; a model is named <experiment>.<arm>, and "
-            f"the file is params/<experiment>.yaml; call it {odd.replace('.', '-').replace('/', '-')}"
-        )
+    for key, names in (("experiments", index.experiments), ("datasets", index.datasets)):
+        if odd := next((name for name in names if not re.fullmatch(r"\w[\w-]*", name)), None):
+            fitting = re.sub(r"[^\w-]+", "-", odd).strip("-") or "own"
+            raise ParamsError(
+                f"{index_path}: {key}.{odd} has other characters than letters, digits, _ and -, and names stages and "
+                f"files; call it {fitting}"
+            )
     experiments = {}
     files = read_files(root, index.experiments)
     # Those that are like another come last, so that a mistake is reported for the file that has it.
