@@ -187,7 +187,7 @@ def test_claims_saved_by_a_spreadsheet_are_read(tmp_path: Path, encoding: str) -
     with (tmp_path / "claims.csv").open("w", encoding=encoding, newline="") as file:
         csv.writer(file, delimiter=";").writerows(rows)
     assert [claim.statement for claim in read_claims(tmp_path / "claims.csv")] == [statement]
-    text = (tmp_path / "claims.csv").read_text(encoding).replace(rows[1][0], "../x")
+    text = (tmp_path / "claims.csv").read_text(encoding=encoding).replace(rows[1][0], "../x")
     with pytest.raises(ClaimsError, match=r"line 2: id \.\./x is no address of a page"):
         parse_claims(text, tmp_path / "claims.csv")
 

@@ -32,9 +32,9 @@ from stages.runs.evidence import CostLine, EvidenceLine, Measurement, ResultLine
 from stages.verdicts.metrics import CLAIMED_METRICS, METRICS
 from tests.claims.lines import ORIGIN
 from tests.datasets.tiny import declare
-from tests.project import EXPERIMENT, edit, make_project
+from tests.project import EXPERIMENT, edit, make_project, train_here
 from tests.service.conftest import reading
-from tests.test_evaluate import on_cpu, train
+from tests.test_evaluate import on_cpu
 from tests.test_plugins import Install, install  # noqa: F401  (a fixture)
 
 CODE = """
@@ -288,7 +288,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = make_project(tmp_path_factory.mktemp("metrics") / "project", epochs=1, steps_per_epoch=1)
     with pytest.MonkeyPatch.context() as patch:
         on_cpu(patch, project)
-        assert train()
+        assert train_here()
     return project
 
 
