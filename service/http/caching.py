@@ -45,7 +45,7 @@ class NotModified(HTTPException):
     """The client already has this answer: 304, without a body but with the tag of the 200."""
 
     def __init__(self, etag: str) -> None:
-        super().__init__(304, headers={"etag": etag, "cache-control": "no-cache", "vary": "Accept"})
+        super().__init__(304, headers={"etag": etag, "cache-control": "no-cache", "vary": "Accept, Accept-Encoding"})
 
 
 class KnownAnswer(Exception):

@@ -112,6 +112,7 @@ def test_unchanged_resource_is_304(client: TestClient, path: str) -> None:
     for known in (etag, etag.removeprefix("W/"), f'"x", {etag}', "*"):
         again = client.get(path, headers={"if-none-match": known})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+        assert {*first.headers["vary"].split(", ")} <= {*again.headers["vary"].split(", ")}
     assert client.get(path, headers={"if-none-match": 'W/"x"'}).text == first.text
     table = {"accept": "text/csv, */*;q=0.1", "accept-encoding": "identity"}
     other = client.get(path, headers=table).headers["etag"]
