@@ -25,6 +25,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import connection
+from pathlib import Path
 
 ADDRESS = "CLAIMCHECK_PRELOADED"
 """Environment variable with the Unix socket on which such a process takes calls."""
@@ -115,14 +116,25 @@ def serve(address: str, verbs: Sequence[str]) -> None:
         return  # a fork would copy locks that another thread holds; threads of OpenBLAS and jemalloc end before a fork
     gc.freeze()
     gc.enable()
+    compiling = _FORKS.Process(target=_compile_operators, daemon=True)
+    if verbs:
+        compiling.start()
     while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
         caller, _ = listener.accept()
         _FORKS.Process(target=_supervise, args=(caller, listener, read)).start()
         caller.close()
     listener.close()
     os.unlink(address)
-    for supervisor in multiprocessing.active_children():
+    for supervisor in {*multiprocessing.active_children()} - {compiling}:
         supervisor.join()
+
+
+def _compile_operators() -> None:
+    """Compile the C++ operators on the core that is idle until the first training."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the server
+    cpp = importlib.import_module("stages.ops.fast.cpp")
+    for source in sorted(Path(cpp.__file__).parent.glob("*.cpp")):
+        cpp.load_library(source)
 
 
 def _supervise(caller: socket.socket, listener: socket.socket, read: Mapping[str, str]) -> None:
