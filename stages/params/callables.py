@@ -242,11 +242,13 @@ def _offered_by(distribution: metadata.Distribution, kinds: Iterable[str]) -> It
 def _kept_open(name: str) -> Iterator[None]:
     """Let closing this standard stream only flush it, and restore the stream if another took its place."""
     stream = getattr(sys, name)
-    close, stream.close = stream.close, stream.flush
+    if stream is not None:  # as it is in a process that began without one
+        close, stream.close = stream.close, stream.flush
     try:
         yield
     finally:
-        stream.close = close
+        if stream is not None:
+            stream.close = close
         setattr(sys, name, stream)
 
 
