@@ -27,6 +27,7 @@ import numpy as np
 
 from stages.datasets.packed import PackedDataError, digest_packed, read_info
 from stages.faults import on_signal
+from stages.params.callables import restored
 from stages.runs.fingerprint import changed_modules
 from stages.runs.object_store import ObjectStore, StoreFault
 from stages.runs.store import FolderScratch, Scratch, locked
@@ -107,7 +108,7 @@ def _train(request: TaskRequest, send: Send, progress: _Progress, packed: Packed
     for specs, train in trainings:
         keys = [spec.run_key for spec in specs]
         try:
-            with _scratch(request, progress) as scratch:
+            with restored(), _scratch(request, progress) as scratch:
                 trained = train(scratch=scratch, progress=progress, should_stop=stop.is_set)
         except stopped_by as stopped:
             send("stopped", keys, str(stopped))

@@ -20,6 +20,7 @@ from stages.scheduling.ray_task import TaskRequest, pack_files, place, train_gro
 from stages.scheduling.runner import compare, find_experiment
 from tests.object_server import BUCKET, ObjectServer
 from tests.project import EXPERIMENT, edit, make_project
+from tests.test_evaluate import GUEST
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +72,18 @@ def test_node_resumes_from_a_reported_state_to_the_same_outcome(project: Path) -
     (first,), (second,) = ([e[1] for e in events if e[0] == "trained"] for events in (whole, resumed))
     key = group.run_keys[0]
     assert first[key]["weights.safetensors"] == second[key]["weights.safetensors"]
+
+
+def test_what_a_network_changes_in_the_process_of_a_task_is_undone(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "guest_net.py").write_text(GUEST, encoding="utf-8")
+    monkeypatch.syspath_prepend(project)
+    arm = {"role": "proposed", "title": "guest", "model": {"name": "guest_net:Net"}}
+    edit(project / "params" / f"{EXPERIMENT}.yaml", lambda experiment: experiment.update(arms={"guest": arm}))
+    variables = dict(os.environ)
+    assert kinds(events_of(ask_for(group_of(project))))[-1] == "trained"
+    assert (Path.cwd(), dict(os.environ)) == (project, variables)
 
 
 def test_several_devices_train_one_run_and_report_its_states(project: Path) -> None:
