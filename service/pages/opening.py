@@ -72,7 +72,7 @@ def answer(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComp
     words = Counter(word_of(row) for row in rows)
     holds, fails, left = words[Word.HOLDS], words[Word.FAILS], words[Word.OPEN] + words[Word.NOT_TESTED]
     if not rows or words[Word.NOT_TESTED] == len(rows):
-        return f"Not known yet: {'; '.join(_progress(rows, comparisons))}."
+        return f"Not known yet: {''.join(_progress(rows, comparisons))}."
     if not left:
         return "Yes." if not fails else "No." if not holds else f"In part: {holds} of {len(rows)} claims hold."
     if words[Word.OPEN] == len(rows):
@@ -85,12 +85,13 @@ def answer(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComp
     parts = [f"{words[word]} {verb[words[word] > 1]}" for word, verb in verbs.items() if words[word]]
     known = f"of {len(rows)} claims, {listed(parts)}"
     if words[Word.NOT_TESTED] > holds + fails + words[Word.OPEN]:
-        return f"Not known yet: {'; '.join([known, *_progress(rows, comparisons)[1:]])}."
+        _, looks = _progress(rows, comparisons)
+        return f"Not known yet: {known}{looks}."
     return f"{start}: {known}."
 
 
-def _progress(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComparison]) -> list[str]:
-    """Return "0 of 12 models trained in full" and, if there are short runs, "short runs agree in 5 of 6"."""
+def _progress(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentComparison]) -> tuple[str, str]:
+    """Return "0 of 12 models trained in full", and "; short runs agree in 5 of 6", empty without short runs."""
     models: dict[tuple[str, str], bool] = {}
     looks: list[bool] = []
     for row in rows:
@@ -102,12 +103,12 @@ def _progress(rows: Sequence[JudgedClaim], comparisons: Mapping[str, ExperimentC
             if comparison.cut and len(ours) == 2 and ours[0] and ours[1] and row.claim.facts.is_order:
                 ahead = ours[0].value - ours[1].value
                 looks.append(ahead > 0 if comparison.metric.better == "higher" else ahead < 0)
-    progress = [f"{sum(models.values())} of {len(models)} models trained in full"]
-    if looks:
-        agree = sum(looks)
-        many = "" if agree == len(looks) else f" in {agree} of {len(looks)}"
-        progress.append(f"short runs agree{many}" if agree else "short runs disagree")
-    return progress
+    progress = f"{sum(models.values())} of {len(models)} models trained in full"
+    if not looks:
+        return progress, ""
+    agree = sum(looks)
+    many = "" if agree == len(looks) else f" in {agree} of {len(looks)}"
+    return progress, f"; short runs agree{many}" if agree else "; short runs disagree"
 
 
 def holds_in_its_order_only(verdict: VerdictRow) -> bool:

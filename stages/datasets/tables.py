@@ -424,7 +424,8 @@ def _join(
             raise DatasetError(f"{path}: the target {column!r} has {first!r}; expected numbers, with a decimal point")
         numbers = frame.drop(columns=texts).apply(lambda cells: cells.astype(np.float64))
         for column in frame.select_dtypes("integer"):
-            if numbers[column].nunique() < frame[column].nunique():
+            is_large = numbers[column].abs().max() >= 2**53
+            if is_large and numbers[column].nunique() < frame[column].nunique():
                 raise DatasetError(
                     f"{path}: column {column!r} has whole numbers beyond 2^53, which float64 can't tell apart; "
                     "subtract a constant, or leave the column out with `ignore`"

@@ -187,25 +187,12 @@ class _Evaluator:
             kept = None
         measured = kept or MeasuredRun()
         if run.has_network and (kept is None or watch is not None):
-            test_set = self.test_set
+            test_set = self.test_set if kept is None else None  # read here, so that no network is blamed for its faults
             with _as_guest():
                 predictor = run.load(self.device)
                 self._refuse_other_code(unlike_loaded(code_today(run.spec) or run.planned.code))
-                if kept is None:
-                    info, spec = self.info, run.planned
-                    flops = self.counts.count(spec.model, info.shape, info.vocabulary)
-                    scores = score(predictor, test_set, info, spec, run.history, flops, self.metrics)
-                    if scores.failed:
-                        found.failed[run.label] = "; ".join(
-                            f"metric {name}: {why}" for name, why in scores.failed.items()
-                        )
-                    inside = self.observer.observe(predictor, spec.replicate)
-                    measured = MeasuredRun(
-                        metrics=(*scores.metrics, *inside.metrics),
-                        correct=scores.correct,
-                        confusion=scores.confusion,
-                        observed=inside.layers,
-                    )
+                if test_set is not None:
+                    measured = self._measure(run, predictor, test_set, found)
                 if watch is not None:
                     watch.time(run.label, predictor.network)
         line = run.result_line(self.run_list, measured)
@@ -217,6 +204,20 @@ class _Evaluator:
         if kept is None and run.has_network and run.label not in found.failed and not self._ran_other_code([run]):
             self.kept.write(run.run.run_key, key, asdict(measured))
         return line, kept is not None
+
+    def _measure(self, run: TrainedRun, predictor: Predictor, test_set: RowSet, found: Evaluation) -> MeasuredRun:
+        info, spec = self.info, run.planned
+        flops = self.counts.count(spec.model, info.shape, info.vocabulary)
+        scores = score(predictor, test_set, info, spec, run.history, flops, self.metrics)
+        if scores.failed:
+            found.failed[run.label] = "; ".join(f"metric {name}: {why}" for name, why in scores.failed.items())
+        inside = self.observer.observe(predictor, spec.replicate)
+        return MeasuredRun(
+            metrics=(*scores.metrics, *inside.metrics),
+            correct=scores.correct,
+            confusion=scores.confusion,
+            observed=inside.layers,
+        )
 
     def _refuse_other_code(self, modules: Sequence[str]) -> None:
         if modules:
